@@ -1,0 +1,1 @@
+"""From a table of fine-tuning experiments to published, registered models."""

@@ -1,0 +1,19 @@
+"""The trainers behind one interface; everything else asks `BACKENDS[name]` and not which it is.
+
+Each module has:
+    CONFIG_FOLDER               where its base configs lie
+    LAUNCHER_KEYS               keys of a base config that are for the workflow, never rendered
+    config_faults(config, where)            what its parser would refuse, a line each
+    parse_cell(key, cell)                   the value of a cell of the table
+    token_options(config)                   the keys that decide which tokens are trained
+    science(config)                         the keys that change the weights
+    render_config(experiment, site, batch, paths)          what the trainer reads
+    render_pretokenize(experiment, paths, num_workers)     what its tokenizing reads
+    check_command, pretokenize_command, train_command      argument lists for its environment
+None of them imports the trainer: they serve while the Snakefile is parsed.
+"""
+
+from sft.backends import llamafactory
+
+BACKENDS = {"llamafactory": llamafactory}
+DEFAULT_BACKEND = "llamafactory"

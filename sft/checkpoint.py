@@ -1,0 +1,275 @@
+"""What a checkpoint folder holds: its layout, whether it is whole, whether training can go on.
+
+Headers, names and sizes tell; no weight is read and nothing is unpickled, so it works without
+torch and in seconds on a folder of any size.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from sft.errors import SftError
+from sft.files import read_json
+from sft.shards import (
+    FSDP_OPTIMIZER,
+    Shards,
+    check_archive,
+    find_fsdp,
+    find_zero3,
+    first_few,
+    read_shards,
+)
+
+INDEX = "model.safetensors.index.json"
+TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+
+
+class Layout(StrEnum):
+    """How a trainer stored its weights."""
+
+    SAFETENSORS = "safetensors"
+    LORA = "lora"
+    ZERO3 = "zero3"
+    FSDP = "fsdp"
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies, and what it is; `dtype` in the words of safetensors (BF16, F32)."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def detect_layout(folder: Path) -> tuple[Layout, str]:
+    """The layout of the weights right in `folder`, and a sentence about what was found.
+
+    The first whole one counts in the order of `Layout`: weights that serve as they are win over
+    shards, shards over empty or partial weights beside them. Raises SftError with all that is
+    missing where none is whole.
+    """
+    whole, broken = {}, []
+    for layout, find in FINDERS.items():
+        try:
+            if sentence := find(folder):
+                whole[layout] = sentence
+        except SftError as error:
+            broken.append(str(error))
+    if not whole:
+        nothing = f"{folder}: no weights: neither safetensors, nor an adapter, nor shards"
+        raise SftError("\n".join(broken) or nothing)
+    (layout, sentence), *unused = whole.items()
+    notes = [f"not used: {other}" for _, other in unused]
+    notes += [f"not usable: {fault}" for fault in broken]
+    return layout, "; ".join([sentence, *notes]).replace("\n", ", ")
+
+
+def weights_folder(run: Path) -> Path:
+    """Where the weights of a run lie: its root, or its last checkpoint where the root has none.
+
+    The second is what sharded FSDP leaves.
+    """
+    step = read_json(run / "trainer_state.json")["global_step"]
+    last = run / f"checkpoint-{step}"
+    try:
+        empty = not any(find(run) for find in FINDERS.values())
+    except SftError:  # broken weights are there
+        empty = False
+    return last if empty and last.is_dir() else run
+
+
+def is_complete_run(folder: Path) -> bool:
+    """Whether training reached its last step and left whole weights of that step.
+
+    The root's trainer_state.json decides: a trainer that is told to stop exits with code 0 and
+    writes the same files as a finished one.
+    """
+    try:
+        state = read_json(folder / "trainer_state.json")
+        step = state["global_step"]
+        if not step >= state["max_steps"] > 0:
+            return False
+        place = weights_folder(folder)
+        layout, _ = detect_layout(place)
+        return layout is not Layout.ZERO3 or read_shards(place).tag == f"global_step{step}"
+    except SftError:
+        return False
+
+
+def newest_complete_checkpoint(folder: Path) -> Path | None:
+    """The `checkpoint-N` with the highest N from which training can go on."""
+    return next((path for path in _checkpoints(folder) if not resume_fault(path)), None)
+
+
+def set_aside_broken_checkpoints(folder: Path) -> list[str]:
+    """Rename each broken `checkpoint-N` to `checkpoint-N.broken`; a sentence for each.
+
+    Trainers resume from the highest `checkpoint-N` whatever its state, but only from a name that
+    ends with the number. To be called while no trainer writes to `folder`.
+    """
+    sentences = []
+    for path in _checkpoints(folder):
+        if fault := resume_fault(path):
+            aside = path.with_name(f"{path.name}.broken")
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = path.with_name(f"{path.name}.broken-{number}")
+            path.rename(aside)
+            sentences.append(f"{path.name} cannot be resumed and is now {aside.name}: {fault}")
+    return sentences
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The `checkpoint-N` folders, highest N first."""
+    paths = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    return sorted(paths, key=lambda path: int(path.name[11:]), reverse=True)
+
+
+def resume_fault(checkpoint: Path) -> str | None:
+    """What keeps training from going on from `checkpoint`; None where nothing does.
+
+    The trainer saves weights, optimizer, scheduler, random states and, last, trainer_state.json;
+    but each rank writes its own random state without waiting for the others.
+    """
+    try:
+        read_json(checkpoint / "trainer_state.json")
+        detect_layout(checkpoint)
+        shards = read_shards(checkpoint)
+        if not shards and not find_fsdp(checkpoint, FSDP_OPTIMIZER):
+            check_archive(checkpoint / "optimizer.pt")
+        if not shards or (checkpoint / "scheduler.pt").exists():  # DeepSpeed may keep its own
+            check_archive(checkpoint / "scheduler.pt")
+        _check_random_states(checkpoint, shards)
+    except SftError as error:
+        return str(error)
+    return None
+
+
+def _check_random_states(checkpoint: Path, shards: Shards | None) -> None:
+    found = list(checkpoint.glob("rng_state_*.pth"))
+    world_size = shards.world_size if shards else max(1, len(found))
+    names = [f"rng_state_{rank}.pth" for rank in range(world_size)]
+    for name in names if world_size > 1 else ["rng_state.pth"]:
+        check_archive(checkpoint / name)
+
+
+def read_weights_index(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the model in `folder` by name, as the headers of its files tell.
+
+    Raises SftError that names every file that is missing, truncated or at odds with the index.
+    """
+    single = folder / "model.safetensors"
+    if not (folder / INDEX).exists():
+        if not single.exists() and any(folder.glob("model-*.safetensors")):
+            raise SftError(f"{folder}: model-*.safetensors without {INDEX}, which is written last")
+        return _read_tensors(single)
+    named = read_json(folder / INDEX)["weight_map"]
+    if single.exists() and single.name not in named.values():
+        raise SftError(f"{folder}: {single.name} and {INDEX} name different weights; keep one")
+    tensors, faults = {}, []
+    for file in sorted(set(named.values())):
+        try:
+            tensors |= _read_tensors(folder / file)
+        except SftError as error:
+            faults.append(str(error))
+    if faults:
+        raise SftError("\n".join(faults))
+    found = {name: tensor.file for name, tensor in tensors.items()}
+    if odd := sorted({name for name, _ in named.items() ^ found.items()}):
+        raise SftError(f"{folder / INDEX}: at odds with its files about {first_few(odd)}")
+    return tensors
+
+
+def count_parameters(folder: Path) -> int:
+    """The number of parameters in the safetensors of `folder`; tied ones count once."""
+    return sum(math.prod(tensor.shape) for tensor in read_weights_index(folder).values())
+
+
+def weights_dtype(folder: Path) -> str:
+    """The dtype of most parameters in the safetensors of `folder`, as torch names it."""
+    sizes: dict[str, int] = {}
+    for tensor in read_weights_index(folder).values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + math.prod(tensor.shape)
+    most = max(sizes, key=sizes.get)
+    return TORCH_DTYPES.get(most, most)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file: 8 bytes with the length of a JSON header, then data."""
+    if not path.is_file():
+        raise SftError(f"{path}: missing")
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or 8 + length > size:
+            raise SftError(f"{path}: truncated at {size} bytes, inside its header")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise SftError(f"{path}: damaged, its header is not JSON: {error}") from error
+    header.pop("__metadata__", None)
+    promised = 8 + length + max((each["data_offsets"][1] for each in header.values()), default=0)
+    if size != promised:
+        raise SftError(f"{path}: {size} bytes, its header promises {promised}: truncated")
+    return {
+        name: Tensor(path.name, entry["dtype"], tuple(entry["shape"]))
+        for name, entry in header.items()
+    }
+
+
+def _check_filled(tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Refuse the placeholders that ZeRO-3 saves for weights which it did not gather."""
+    empty = [name for name, tensor in tensors.items() if 0 in tensor.shape]
+    if empty or not tensors:
+        raise SftError(
+            f"{where}: {len(empty)} of {len(tensors)} tensors are empty: weights never gathered"
+        )
+
+
+def _find_safetensors(folder: Path) -> str | None:
+    if not any(folder.glob("model*.safetensors*")):
+        return None
+    tensors = read_weights_index(folder)
+    _check_filled(tensors, folder)
+    _check_against_config(tensors, folder)
+    files = {tensor.file for tensor in tensors.values()}
+    return f"safetensors, {len(tensors)} tensors in {len(files)} files"
+
+
+def _check_against_config(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse weights that lack layers or whose embedding is not the config's."""
+    config = read_json(folder / "config.json")
+    config = config.get("text_config", config)
+    expected = (config["vocab_size"], config["hidden_size"])
+    found = [tensor.shape for name, tensor in tensors.items() if name.endswith(EMBEDDINGS)]
+    if expected not in found:
+        shape = found[0] if found else "missing"
+        raise SftError(f"{folder}: embedding {shape}, config.json says {expected}")
+    seen = {int(match[1]) for name in tensors if (match := LAYER.search(name))}
+    if lacking := sorted(set(range(config["num_hidden_layers"])) - seen):
+        raise SftError(f"{folder}: partial weights: layers {first_few(lacking)} are missing")
+
+
+def _find_adapter(folder: Path) -> str | None:
+    weights = folder / "adapter_model.safetensors"
+    if not weights.exists() and not (folder / "adapter_config.json").exists():
+        return None
+    tensors = _read_tensors(weights)
+    _check_filled(tensors, weights)
+    base = read_json(folder / "adapter_config.json")["base_model_name_or_path"]
+    return f"a LoRA adapter of {base}, {len(tensors)} tensors"
+
+
+FINDERS = {
+    Layout.SAFETENSORS: _find_safetensors,
+    Layout.LORA: _find_adapter,
+    Layout.ZERO3: find_zero3,
+    Layout.FSDP: find_fsdp,
+}

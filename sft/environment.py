@@ -1,0 +1,80 @@
+"""Run a trainer's command in the environment that the site activates for it."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+from sft.errors import SftError
+from sft.site import Site
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Inputs are fetched before; a trainer that asks the hub for more would hang on most sites.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SFT_REGISTRY_URL")
+
+
+def prologue(site: Site, environment: str) -> list[str]:
+    """Lines of shell that enter an environment of the site and make the package `sft` importable."""
+    lines = [site.setup] if site.setup else []
+    lines.append(site.activation(environment).replace("{repository}", str(REPOSITORY)))
+    lines.append(f"export PYTHONPATH={shlex.quote(str(REPOSITORY))}")
+    return lines
+
+
+def job_variables(site: Site) -> dict[str, str]:
+    """The environment variables of a training job at the site."""
+    threads = max(1, site.cpus_per_node // site.processes_per_node)
+    variables: dict[str, str] = {}
+    if not site.compute_internet:
+        variables |= OFFLINE
+    if site.hf_home:
+        variables["HF_HOME"] = site.hf_home
+    variables |= {
+        "WANDB_MODE": site.wandb_mode,
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if not site.gpus_per_node:
+        variables["SFT_ON_CPU"] = "1"
+    return variables | dict(site.variables)
+
+
+def run_in_environment(
+    site: Site, environment: str, command: list[str], log: Path, variables: dict[str, str]
+) -> None:
+    """Run a command to its end, its output appended to `log`.
+
+    The command gets no secrets and no network switches of ours but `OFFLINE`. Raises SftError with
+    the last lines of its output where it fails.
+    """
+    script = "\n".join(["set -e", *prologue(site, environment), f"exec {shlex.join(command)}"])
+    inherited = {key: value for key, value in os.environ.items() if key not in SECRETS}
+    with open(log, "a", encoding="utf-8") as output:
+        start = output.tell()
+        output.write(f"$ {shlex.join(command)}\n")
+        output.flush()
+        code = subprocess.run(
+            ["bash", "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=inherited | OFFLINE | variables,
+            check=False,
+        ).returncode
+    if code:
+        raise SftError(
+            f"environment {environment!r} at {site.name}: exit code {code} of "
+            f"{shlex.join(command)}\n{tail(log, start)}\nthe whole output: {log}"
+        )
+
+
+def tail(log: Path, start: int = 0, most: int = 15) -> str:
+    """The last lines of a log after byte `start`, indented."""
+    with open(log, "rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(f"  | {line}" for line in lines[-most:])

@@ -1,0 +1,203 @@
+"""Files that are whole or absent: atomic writes, folders that appear at once, content hashes."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.constructor import SafeConstructor
+
+from sft.errors import SftError
+
+HASH_BLOCK_BYTES = 4 << 20
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML as the trainers' own loader (OmegaConf) reads it: `1e-5` is a number, no key twice."""
+
+
+# PyYAML follows YAML 1.1, where a float needs a dot: 1e-5 would arrive as a string.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict:
+    seen = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            mark = key_node.start_mark
+            raise SftError(
+                f"{mark.name}, line {mark.line + 1}: {key!r} stands twice; keep one of them"
+            )
+        seen.add(key)
+    return SafeConstructor.construct_mapping(loader, node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping_without_twins)
+
+
+def parse_value(text: str) -> Any:
+    """The value that `text` spells, by the rules of `read_yaml`; the text itself if it is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError:
+        return text
+
+
+def read_yaml(path: Path) -> dict:
+    """The mapping in a YAML or JSON file; an empty file is an empty mapping.
+
+    Raises SftError that names the file (and line) when it is missing, is not YAML, holds a key
+    twice or is not a mapping.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.load(file, Loader=_Loader)  # a SafeLoader
+    except FileNotFoundError:
+        raise SftError(f"{path}: no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SftError(f"{path}: not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SftError(f"{path}: expected `key: value` lines, found a {type(content).__name__}")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; SftError where it is missing or cut short."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SftError(f"{path}: no such file") from None
+    except ValueError as error:
+        raise SftError(f"{path}: not JSON: {error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON, atomically."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_yaml(path: Path, content: dict, header: str = "") -> None:
+    """Write a mapping as YAML in its own order, atomically; `header` becomes comment lines."""
+    comment = "".join(f"# {line}\n" for line in header.splitlines())
+    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=10_000)
+    write_text(path, comment + body)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A fresh sibling folder to fill; it takes the name `final` when the block ends well.
+
+    A folder of that name is replaced; it is whole at every moment but the one between two renames,
+    and a killed writer leaves only a dot-folder, which the next writer on this host removes.
+    """
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(final)
+    mark = f"{socket.gethostname()}-{os.getpid()}"
+    partial = final.parent / f".{final.name}.partial-{mark}"
+    partial.mkdir()
+    try:
+        yield partial
+        if final.exists():
+            retired = final.parent / f".{final.name}.retired-{mark}"
+            final.rename(retired)
+            partial.rename(final)
+            shutil.rmtree(retired)
+        else:
+            partial.rename(final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove what killed writers of `final` on this host left; live writers keep theirs."""
+    pattern = re.compile(
+        rf"\.{re.escape(final.name)}\.(partial|retired)-{re.escape(socket.gethostname())}-(\d+)"
+    )
+    for path in final.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match and not Path(f"/proc/{match[2]}").exists():
+            if match[1] == "retired" and not final.exists():
+                path.rename(final)  # killed between the two renames: the old one is the whole one
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def hash_json(content: Any) -> str:
+    """SHA-256 (64 hex digits) of a JSON value, whatever the order of its keys."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 (64 hex digits) of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def list_files(folder: Path) -> list[str]:
+    """The relative paths of all files below `folder`, sorted; hidden files and folders stay out."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)
+    )
+
+
+def manifest(folder: Path, names: Iterable[str] | None = None) -> list[dict]:
+    """One `{"path", "size", "sha256"}` a file of `folder`, sorted by path; `size` in bytes."""
+    chosen = sorted(list_files(folder) if names is None else names)
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets go of the interpreter lock
+        hashes = list(pool.map(lambda name: hash_file(folder / name), chosen))
+    return [
+        {"path": name, "size": (folder / name).stat().st_size, "sha256": sha256}
+        for name, sha256 in zip(chosen, hashes, strict=True)
+    ]
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source` without copying where the filesystem allows it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,94 @@
+"""What an experiment says in the registry of models, gathered from its receipts."""
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sft.experiment import Experiment
+from sft.registry import DatasetRow, Registration, register
+from sft.site import Site
+from sft.step import log
+
+URL_VARIABLE = "SFT_REGISTRY_URL"
+
+
+def registry_url(registry_file: Path) -> str:
+    """The registry's URL: SFT_REGISTRY_URL, which may hold a password, or a SQLite file."""
+    return os.environ.get(URL_VARIABLE) or f"sqlite:///{registry_file.resolve()}"
+
+
+def register_experiment(
+    experiment: Experiment,
+    site: Site,
+    uploaded: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    model: Mapping[str, Any],
+    datasets: Iterable[Mapping[str, Any]],
+    tokens: Mapping[str, Any],
+    registry_file: Path,
+) -> dict[str, Any]:
+    """Write an experiment's model into the registry and return the ids of its rows.
+
+    The mappings are what earlier stages made. Running it twice leaves one row.
+    """
+    registration = build_registration(
+        experiment, site, uploaded, trained, model, list(datasets), tokens
+    )
+    made = register(registry_url(registry_file), registration)
+    log.info("%s is %s", registration.name, "registered" if made["created"] else "brought up to date")
+    where = f"${URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else str(registry_file.resolve())
+    return made | {"registry": where, "name": registration.name}
+
+
+def build_registration(
+    experiment: Experiment,
+    site: Site,
+    uploaded: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    model: Mapping[str, Any],
+    datasets: list[Mapping[str, Any]],
+    tokens: Mapping[str, Any],
+) -> Registration:
+    """The registration of an experiment, every field of it from a row or a receipt."""
+    organisation = experiment.hub_id.partition("/")[0]
+    rows = tuple(_dataset_row(each, tokens["sources"], organisation) for each in datasets)
+    return Registration(
+        name=experiment.hub_id,
+        base_model=experiment.model.registry_name,
+        declare_base=experiment.model.declare,
+        datasets=rows,
+        agent_name=rows[0].name.rpartition("/")[2] if len(rows) == 1 else experiment.mix.name,
+        created_by=organisation,
+        creation_location=site.name,
+        weights_location=uploaded["location"],
+        training_start=datetime.fromisoformat(trained["started"]),
+        training_end=datetime.fromisoformat(trained["finished"]),
+        training_parameters={
+            "config_blob": f"{uploaded['location']}/config.json",
+            "hf_repo": experiment.hub_id,
+            "config": dict(experiment.config),
+            "num_nodes": experiment.num_nodes,
+            "base_revision": model["revision"] or model["sha256"],
+            "dataset_revisions": [each["revision"] or each["sha256"] for each in datasets],
+            "fingerprint": trained["fingerprint"],
+        },
+        take_over=experiment.take_over,
+    )
+
+
+def _dataset_row(
+    made: Mapping[str, Any], sources: Mapping[str, Mapping], organisation: str
+) -> DatasetRow:
+    kind, _, place = made["source"].partition(":")
+    from_hub = kind == "hub"
+    return DatasetRow(
+        name=place if from_hub else made["name"],
+        data_location=place if from_hub else made["path"],
+        created_by=place.partition("/")[0] if from_hub else organisation,
+        generation_parameters={},
+        data_generation_hash=made["sha256"],
+        hf_commit_hash=made["revision"],
+        num_tasks=sources[made["name"]]["rows_in"],
+    )

@@ -1,0 +1,126 @@
+"""Write what a person reads before it runs and a trainer reads after: train.yaml and launch.sh."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sft.backends import BACKENDS
+from sft.catalog import science
+from sft.environment import job_variables, prologue, run_in_environment
+from sft.experiment import Experiment
+from sft.fetch import verify_fetched
+from sft.files import hash_json, write_json, write_text, write_yaml
+from sft.plan import derive_batch
+from sft.site import Site
+
+LAUNCH_FOLDER = Path(__file__).parent / "launch"
+
+
+def fingerprint(
+    experiment: Experiment, model: Mapping[str, Any], tokens: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that decides a run's weights: the science of the row, and contents by hash."""
+    return science(experiment) | {
+        "model.pinned": model["revision"] or model["sha256"],
+        "tokens.key": tokens["key"],
+    }
+
+
+def render(
+    experiment: Experiment,
+    site: Site,
+    model: Mapping[str, Any],
+    tokens: Mapping[str, Any],
+    config: Path,
+    launch: Path,
+    output: Path,
+) -> None:
+    """Write train.yaml (deepspeed.json beside it) and launch.sh; the trainer's parser reads the first.
+
+    `model` and `tokens` are what was fetched and pretokenized. Checkpoints go to a folder named by
+    the run's fingerprint, so that a changed run never resumes what another one left, and a run
+    that is changed back finds its own again; fingerprint.json there says what it stands for.
+    """
+    verify_fetched(model, thorough=False)
+    backend = BACKENDS[experiment.backend]
+    batch = derive_batch(experiment, site)
+    run = config.resolve().parent
+    identity = fingerprint(experiment, model, tokens)
+    checkpoints = run / "checkpoints" / hash_json(identity)[:8]
+    paths = backend.TrainPaths(
+        model=Path(model["path"]),
+        tokens=Path(tokens["tokens"]),
+        output=checkpoints,
+        deepspeed=run / "deepspeed.json",
+    )
+    write_json(checkpoints / "fingerprint.json", identity)
+    if "deepspeed" in experiment.config:
+        source = backend.DEEPSPEED_FOLDER / experiment.config["deepspeed"]
+        write_text(paths.deepspeed, source.read_text())
+    header = (
+        f"{experiment.name}: {Path(experiment.base_config).name} with "
+        f"{_list_overrides(experiment) or 'no override'}\n"
+        f"{batch.global_batch_size} sequences a step = {batch.world_size} processes × "
+        f"{batch.per_device} a process × {batch.accumulation} accumulated"
+    )
+    unchecked = config.with_name(f".{config.name}")
+    write_yaml(unchecked, backend.render_config(experiment, site, batch, paths), header)
+    run_in_environment(site, experiment.environment, backend.check_command(unchecked), output, {})
+    unchecked.replace(config)
+    write_text(launch, launch_text(experiment, site, config.resolve()))
+    launch.chmod(0o755)
+
+
+def _list_overrides(experiment: Experiment) -> str:
+    return ", ".join(f"{key}={value}" for key, value in experiment.overrides.items())
+
+
+def launch_text(experiment: Experiment, site: Site, config: Path) -> str:
+    """The text of launch.sh for a rendered config."""
+    batch = derive_batch(experiment, site)
+    module, *arguments = BACKENDS[experiment.backend].train_arguments(config, batch.world_size)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(LAUNCH_FOLDER),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("launch.sh.j2").render(
+        experiment=experiment.name,
+        site=site.name,
+        num_nodes=experiment.num_nodes,
+        processes=site.processes_per_node,
+        prologue=prologue(site, experiment.environment),
+        variables=_quoted(job_variables(site)),
+        spill_folder=site.spill_folder,
+        tmp_gb=site.tmp_gb,
+        distributed=batch.world_size > 1,
+        command=_command(site, experiment.num_nodes, module, arguments),
+    )
+
+
+def _quoted(variables: Mapping[str, str]) -> dict[str, str]:
+    return {key: shlex.quote(value) for key, value in variables.items()}
+
+
+def _command(site: Site, num_nodes: int, module: str, arguments: list[str]) -> str:
+    if num_nodes * site.processes_per_node == 1:
+        return shlex.join(["python", "-m", module, *arguments])
+    lines = [
+        "python -m torch.distributed.run",
+        f"--nnodes {num_nodes} --nproc-per-node {site.processes_per_node}",
+    ]
+    if site.rendezvous == "static":
+        lines.append(
+            '--node-rank "${SLURM_NODEID:-0}" '
+            '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+        )
+    else:
+        lines.append(
+            '--rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-$$}" '
+            '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"'
+        )
+    lines.append(f"-m {shlex.join([module, *arguments])}")
+    return " \\\n  ".join(lines)

@@ -1,0 +1,162 @@
+"""Pretokenize a mix once into a folder that is named by everything that decides its content."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sft.backends import BACKENDS
+from sft.environment import prologue, run_in_environment
+from sft.errors import SftError
+from sft.experiment import Experiment
+from sft.fetch import verify_fetched
+from sft.files import hash_file, hash_json, manifest, new_folder, read_json, write_json, write_yaml
+from sft.site import Site
+from sft.step import log
+
+TOKENIZER_FILES = {
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja", "config.json"),
+}
+
+
+def pretokenize(
+    experiment: Experiment,
+    site: Site,
+    model: Mapping[str, Any],
+    datasets: Mapping[str, Mapping[str, Any]],
+    root: Path,
+    num_workers: int,
+    output: Path,
+) -> dict[str, Any]:
+    """Tokenize the experiment's mix below `root`, or find that the same tokens are there.
+
+    `model` and `datasets` (by name) are what was fetched; they are hashed again, so that what is
+    tokenized is what was pinned. Nothing is ever overwritten: other inputs are another folder.
+    Returns `{"key", "folder", "tokens", "sources", "versions"}`; `output` takes the trainer's own
+    lines.
+    """
+    for fetched in datasets.values():
+        verify_fetched(fetched, thorough=True)
+    verify_fetched(model, thorough=False)
+    versions = trainer_versions(experiment, site)
+    identity = token_identity(experiment, model, datasets, versions)
+    key = hash_json(identity)
+    folder = root.resolve() / key[:16]
+    if folder.exists():
+        log.info("the same tokens are there already: %s", folder)
+    else:
+        _tokenize(experiment, site, model, datasets, folder, identity, num_workers, output)
+    made = read_tokens(folder)
+    if made["key"] != key:
+        raise SftError(f"{folder}: holds tokens of another key; move the folder away")
+    return made | {"versions": versions}
+
+
+def token_identity(
+    experiment: Experiment,
+    model: Mapping[str, Any],
+    datasets: Mapping[str, Mapping[str, Any]],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Everything that decides the tokens and labels: contents by hash, options by value."""
+    backend, mix = BACKENDS[experiment.backend], experiment.mix
+    return {
+        "backend": experiment.backend,
+        "versions": {name: versions[name] for name in backend.TOKEN_VERSIONS},
+        "tokenizer": {
+            each["path"]: each["sha256"]
+            for each in model["files"]
+            if each["path"] in TOKENIZER_FILES
+        },
+        "template": _template_hash(experiment),
+        "options": backend.token_options(experiment.config),
+        "datasets": [
+            [each.name, datasets[each.name]["sha256"], dict(each.options)] for each in mix.datasets
+        ],
+        "strategy": mix.strategy,
+        "probabilities": list(mix.probabilities),
+        "seed": mix.seed if mix.strategy != "concat" else None,
+        "trust_remote_code": experiment.trust_remote_code,
+    }
+
+
+def _template_hash(experiment: Experiment) -> str | None:
+    """The hash of a template of ours; a trainer's own is pinned by the trainer's version."""
+    path = BACKENDS[experiment.backend].TEMPLATE_FOLDER / f"{experiment.template}.jinja"
+    return hash_file(path) if path.exists() else None
+
+
+def trainer_versions(experiment: Experiment, site: Site) -> dict[str, str]:
+    """The versions of the trainer's packages, asked in its own environment."""
+    command = BACKENDS[experiment.backend].versions_command()
+    script = "\n".join(["set -e", *prologue(site, experiment.environment), f"exec {command}"])
+    done = subprocess.run(
+        ["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SftError(
+            f"environment {experiment.environment!r} at {site.name} does not start: "
+            f"{done.stderr.strip() or done.stdout.strip()}"
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _tokenize(
+    experiment: Experiment,
+    site: Site,
+    model: Mapping[str, Any],
+    datasets: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    identity: Mapping[str, Any],
+    num_workers: int,
+    output: Path,
+) -> None:
+    backend = BACKENDS[experiment.backend]
+    with new_folder(folder) as partial:
+        request = partial / "request"
+        write_json(request / "dataset_info.json", backend.render_registry(experiment, datasets))
+        write_yaml(
+            request / "tokenize.yaml",
+            backend.render_pretokenize(experiment, Path(model["path"]), request, num_workers),
+        )
+        log.info("tokenizing %s with %d processes", experiment.mix.name, num_workers)
+        run_in_environment(
+            site,
+            experiment.environment,
+            backend.pretokenize_command(request, partial / "tokens"),
+            output,
+            # A cache of its own: other jobs' locks and leftovers cannot meet it.
+            {"HF_DATASETS_CACHE": str(partial / "cache")},
+        )
+        shutil.rmtree(partial / "cache", ignore_errors=True)
+        write_json(
+            partial / "manifest.json",
+            {
+                "key": hash_json(identity),
+                "identity": identity,
+                "sources": read_json(partial / "counts.json"),
+                "files": manifest(partial / "tokens"),
+            },
+        )
+
+
+def read_tokens(folder: Path) -> dict[str, Any]:
+    """What a tokens folder holds; SftError where a file is missing or has another size."""
+    content = read_json(folder / "manifest.json")
+    for each in content["files"]:
+        path = folder / "tokens" / each["path"]
+        size = path.stat().st_size if path.exists() else None
+        if size != each["size"]:
+            raise SftError(
+                f"{path}: found {size} bytes, expected {each['size']}; "
+                f"move {folder} away and run again"
+            )
+    return {
+        "key": content["key"],
+        "folder": str(folder),
+        "tokens": str(folder / "tokens"),
+        "sources": content["sources"],
+    }

@@ -1,0 +1,184 @@
+"""Train a run to its end: start or attach, follow, and judge by what lies on disk."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from sft import local
+from sft.checkpoint import (
+    is_complete_run,
+    newest_complete_checkpoint,
+    set_aside_broken_checkpoints,
+)
+from sft.environment import tail
+from sft.errors import SftError
+from sft.files import read_json, read_yaml, write_json
+from sft.receipt import now
+from sft.site import Site
+from sft.step import log
+
+POLL_S = 1.0
+SMOOTHED = 3  # logged losses that are averaged for the loss at the start and at the end
+
+
+def train(
+    site: Site, config: Path, launch: Path, world_size: int, output: Path
+) -> dict[str, Any]:
+    """Train what `config` says with `launch`, and return what came of it (see `summarize`).
+
+    A complete run is left as it is; a training that a killed driver left is attached to, never
+    doubled; a broken checkpoint is put aside, and the trainer goes on from the newest whole one.
+    Raises SftError where training fails, with the last lines of `output`.
+    """
+    checkpoints = Path(read_yaml(config)["output_dir"])
+    if is_complete_run(checkpoints):
+        log.info("the run is complete already: %s", checkpoints)
+        _end_attempt(checkpoints, "completed")
+    elif site.launcher == "local":
+        _run_attempt(checkpoints, launch, world_size, output)
+    else:
+        raise SftError(
+            f"site {site.name}: this version cannot submit to Slurm yet; {config} and {launch} are "
+            "ready: run launch.sh once on each node of a job of yours, then run this again"
+        )
+    return summarize(checkpoints)
+
+
+def summarize(checkpoints: Path) -> dict[str, Any]:
+    """What came of a complete run: steps, losses and attempts.
+
+    `loss_start` and `loss_end` are means of the first and the last few logged losses.
+    """
+    state = read_json(checkpoints / "trainer_state.json")
+    losses = [[each["step"], each["loss"]] for each in state["log_history"] if "loss" in each]
+    values = [loss for _, loss in losses]
+    first, last = values[:SMOOTHED], values[-SMOOTHED:]
+    attempts = _attempts(checkpoints)
+    return {
+        "checkpoints": str(checkpoints),
+        "fingerprint": checkpoints.name,
+        "global_step": state["global_step"],
+        "max_steps": state["max_steps"],
+        "loss_start": sum(first) / len(first) if first else None,
+        "loss_end": sum(last) / len(last) if last else None,
+        "losses": losses,
+        "started": attempts[0]["started"],
+        "finished": attempts[-1]["finished"],
+        "attempts": attempts,
+    }
+
+
+def _run_attempt(checkpoints: Path, launch: Path, world_size: int, output: Path) -> None:
+    record = checkpoints / "process"
+    process = local.find(record)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.touch()
+    start = output.stat().st_size
+    if process:
+        log.info("attaching to process %d, which trains this run already", process.pid)
+    else:
+        _refuse_other_world_size(checkpoints, world_size)
+        for sentence in set_aside_broken_checkpoints(checkpoints):
+            log.warning("%s", sentence)
+        resumed = newest_complete_checkpoint(checkpoints)
+        log.info("training from %s", resumed.name if resumed else "the beginning")
+        _end_attempt(checkpoints, "lost: its driver was killed and it ended unseen")
+        _begin_attempt(checkpoints, world_size, resumed)
+        process = local.start(launch, record, output)
+    try:
+        code = _follow(process, checkpoints)
+    except KeyboardInterrupt:
+        process.stop()
+        _end_attempt(checkpoints, "stopped by the user")
+        raise SftError("stopped; run again to go on from the newest checkpoint") from None
+    complete = code == 0 and is_complete_run(checkpoints)
+    _end_attempt(checkpoints, "completed" if complete else f"failed with exit code {code}")
+    if not complete:
+        raise SftError(
+            f"{checkpoints}: training ended before its last step (exit code {code})\n"
+            f"{tail(output, start)}\n"
+            f"the whole output: {output}\nrun again to go on from the newest checkpoint"
+        )
+
+
+def _follow(process: local.Process, checkpoints: Path) -> int:
+    """Wait for the end of a training, saying each logged step; its exit code.
+
+    Raises KeyboardInterrupt where this driver is told to stop (Ctrl-C or SIGTERM).
+    """
+    steps = _StepLines(checkpoints / "trainer_log.jsonl")
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        while (code := process.poll()) is None:
+            steps.say_new()
+            time.sleep(POLL_S)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    steps.say_new()
+    return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class _StepLines:
+    """The trainer's own log of steps, said line by line as it grows; old lines are left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = path.stat().st_size if path.exists() else 0
+
+    def say_new(self) -> None:
+        if not self.path.exists():
+            return
+        with open(self.path, encoding="utf-8") as file:
+            file.seek(self.position)
+            while (line := file.readline()).endswith("\n"):
+                self.position = file.tell()
+                self._say(json.loads(line))
+
+    def _say(self, entry: dict[str, Any]) -> None:
+        if "loss" in entry:
+            log.info(
+                "step %d of %d, loss %.4f, %s left",
+                *(entry["current_steps"], entry["total_steps"], entry["loss"]),
+                entry.get("remaining_time", "?"),
+            )
+
+
+def _attempts(checkpoints: Path) -> list[dict[str, Any]]:
+    path = checkpoints / "attempts.json"
+    return read_json(path) if path.exists() else []
+
+
+def _begin_attempt(checkpoints: Path, world_size: int, resumed: Path | None) -> None:
+    attempt = {
+        "started": now(),
+        "world_size": world_size,
+        "resumed": resumed.name if resumed else None,
+        "finished": None,
+        "ending": None,
+    }
+    write_json(checkpoints / "attempts.json", [*_attempts(checkpoints), attempt])
+
+
+def _end_attempt(checkpoints: Path, ending: str) -> None:
+    """Write down how the newest attempt ended, if that is not known yet."""
+    attempts = _attempts(checkpoints)
+    if attempts and attempts[-1]["ending"] is None:
+        attempts[-1] |= {"finished": now(), "ending": ending}
+        write_json(checkpoints / "attempts.json", attempts)
+
+
+def _refuse_other_world_size(checkpoints: Path, world_size: int) -> None:
+    """Data order and shards belong to a number of processes; a resume with another one breaks."""
+    earlier = [each["world_size"] for each in _attempts(checkpoints)]
+    if earlier and earlier[-1] != world_size and newest_complete_checkpoint(checkpoints):
+        raise SftError(
+            f"{checkpoints}: holds checkpoints of {earlier[-1]} processes, and the row asks for "
+            f"{world_size}; go back to the nodes of before, or move the folder away to start over"
+        )

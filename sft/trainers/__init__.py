@@ -1,0 +1,1 @@
+"""Modules that run inside a trainer's environment: they import that trainer and the standard library."""

@@ -1,0 +1,156 @@
+"""LLaMA-Factory's entry: tokenize a mix, check a config, train. Runs in its own environment.
+
+    python -m sft.trainers.llamafactory versions
+    python -m sft.trainers.llamafactory pretokenize REQUEST_FOLDER TOKENS_FOLDER
+    python -m sft.trainers.llamafactory check TRAIN_YAML
+    python -m sft.trainers.llamafactory train TRAIN_YAML --world-size N
+
+Upstream's command line has no hook for templates, and trains a finished run one step further; so
+both tokenizing and training come through here, and upstream stays as it was installed.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sft.trainers.text_only import allow_text_only
+
+PACKAGES = ("llamafactory", "transformers", "tokenizers", "datasets", "torch", "accelerate")
+OPTIONAL_PACKAGES = ("deepspeed", "liger_kernel", "flash_attn")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="sft.trainers.llamafactory")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("versions")
+    tokenizing = commands.add_parser("pretokenize")
+    tokenizing.add_argument("request", type=Path)
+    tokenizing.add_argument("tokens", type=Path)
+    checking = commands.add_parser("check")
+    checking.add_argument("config", type=Path)
+    training = commands.add_parser("train")
+    training.add_argument("config", type=Path)
+    training.add_argument("--world-size", type=int, required=True)
+    arguments = parser.parse_args()
+    if arguments.command == "versions":
+        print(json.dumps(versions()))
+    elif arguments.command == "pretokenize":
+        pretokenize(arguments.request, arguments.tokens)
+    elif arguments.command == "check":
+        check(arguments.config)
+    else:
+        train(arguments.config, arguments.world_size)
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that decide tokens and weights, of this environment."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    for name in OPTIONAL_PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def pretokenize(request: Path, tokens: Path) -> None:
+    """Tokenize the mix that request/tokenize.yaml names, with LLaMA-Factory's own code.
+
+    `tokens` becomes a `datasets` folder with int32 input_ids, int32 labels (-100 where a token has
+    no loss) and int8 attention_mask. Beside it lie rows.parquet (for each example its source and
+    the number of its row there, from 0) and counts.json (by source: rows in, rows out, examples,
+    tokens and trained tokens in the mix).
+    """
+    _import_trainer()
+    from sft.trainers.llamafactory_tokens import tokenize_mix
+
+    tokenize_mix(_read_config(request / "tokenize.yaml"), tokens)
+
+
+def check(config: Path) -> None:
+    """Let LLaMA-Factory's own parser read the config as each training process will."""
+    _import_trainer()
+    import torch.distributed as dist
+    from llamafactory.hparams import get_train_args
+    from transformers import training_args
+
+    # The parser runs where there may be no GPU; the training job has one.
+    training_args.is_torch_bf16_gpu_available = lambda: True
+    arguments = _read_config(config)
+    if arguments.get("deepspeed"):  # the parser wants a process group then
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    get_train_args(arguments)
+    print("the trainer's own parser accepts", config)
+
+
+def train(config: Path, world_size: int) -> None:
+    """Train as the config says, or return at once where the run is complete.
+
+    Raises RuntimeError where the tokens are not there, where the processes that found each other
+    are not `world_size`, and where training ends before its last step.
+    """
+    arguments = _read_config(config)
+    output = Path(arguments["output_dir"])
+    if _is_complete(output):
+        print(f"{output}: the run is complete; nothing to train")
+        return
+    _refuse_to_tokenize(Path(arguments["tokenized_path"]))
+    _import_trainer()
+    from llamafactory.train.tuner import run_exp
+    from transformers import TrainerCallback, training_args
+
+    if os.environ.get("SFT_ON_CPU") == "1" and "deepspeed" in arguments:
+        # DeepSpeed is skipped with use_cpu, and bf16 is refused on a CPU without it.
+        training_args.is_torch_bf16_gpu_available = lambda: True
+
+    class AssertWorldSize(TrainerCallback):
+        """`accelerate launch --cpu --num_processes 2` starts with one process and says nothing."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if args.world_size != world_size:
+                raise RuntimeError(
+                    f"{args.world_size} training processes found each other, expected {world_size}"
+                )
+
+    run_exp(arguments, callbacks=[AssertWorldSize()])
+    if int(os.environ.get("RANK", "0")) == 0 and not _is_complete(output):
+        raise RuntimeError(f"{output}: training ended before its last step")
+
+
+def _import_trainer() -> None:
+    """Import LLaMA-Factory with this project's templates in its table."""
+    allow_text_only()
+    from sft.trainers.llamafactory_templates import register_templates
+
+    register_templates()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def _is_complete(output: Path) -> bool:
+    """True where the root's trainer state, which is saved last, has reached its last step."""
+    try:
+        state = json.loads((output / "trainer_state.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return state["global_step"] >= state["max_steps"] > 0
+
+
+def _refuse_to_tokenize(tokens: Path) -> None:
+    """A training job that finds no tokens would tokenize on each node and stall the others."""
+    if not (tokens / "state.json").is_file():
+        raise RuntimeError(f"{tokens}: no tokens there; a training job does not tokenize")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

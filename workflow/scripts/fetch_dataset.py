@@ -1,0 +1,12 @@
+from pathlib import Path
+
+from sft.fetch import fetch_dataset
+from sft.network import enter_network
+from sft.receipt import Clock, write_receipt
+from sft.step import step_log
+
+enter_network(snakemake.params.site)
+with step_log(snakemake.log[0], f"fetch_dataset {snakemake.wildcards.dataset}"):
+    clock = Clock()
+    made = fetch_dataset(snakemake.params.dataset)
+    write_receipt(Path(snakemake.output.receipt), clock, made, inputs={})
