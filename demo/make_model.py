@@ -74,7 +74,7 @@ def main() -> None:
         print(f"{out} is complete, nothing to do")
         return
     started = time.monotonic()
-    partial = out.with_name(out.name + ".partial")
+    partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     make_model(partial)

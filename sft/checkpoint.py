@@ -4,6 +4,7 @@ Headers, names and sizes tell; no weight is read and nothing is unpickled, so it
 torch and in seconds on a folder of any size.
 """
 
+import itertools
 import json
 import math
 import re
@@ -116,14 +117,16 @@ def set_aside_broken_checkpoints(folder: Path) -> list[str]:
     sentences = []
     for path in _checkpoints(folder):
         if fault := resume_fault(path):
-            aside = path.with_name(f"{path.name}.broken")
-            number = 1
-            while aside.exists():
-                number += 1
-                aside = path.with_name(f"{path.name}.broken-{number}")
+            aside = _free_name(path.with_name(f"{path.name}.broken"))
             path.rename(aside)
             sentences.append(f"{path.name} cannot be resumed and is now {aside.name}: {fault}")
     return sentences
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, with the first free number where it is taken."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if not each.exists())
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -32,7 +32,7 @@ from sft.errors import SftError, nearest
 from sft.files import hash_file, hash_json, list_files, read_json
 from sft.mix import Dataset
 from sft.model import Model
-from sft.step import Progress
+from sft.step import Progress, log
 
 GB = 1e9
 # Other weight formats, and what a trainer leaves beside its weights: nobody reads them here.
@@ -204,7 +204,14 @@ def _download(where: str, kind: str, hub: str, revision: str | None) -> tuple[Pa
     except OSError as error:
         remedy = "set HF_HOME to a folder that is writable, large enough and allows file locks"
         raise SftError(f"{asked}: the cache {HF_HUB_CACHE}: {error}; {remedy}") from error
+    _mention_leftovers(Path(folder).parent.parent / "blobs")
     return Path(folder), commit
+
+
+def _mention_leftovers(blobs: Path) -> None:
+    """Say what killed downloads left: the client never reads it again, nor removes it."""
+    if parts := list(blobs.glob("*.incomplete")):
+        log.info("%s: %d *.incomplete files; delete them if no other fetch runs", blobs, len(parts))
 
 
 def _explain(error: HfHubHTTPError, kind: str, hub: str, revision: str | None) -> str:
@@ -231,10 +238,10 @@ def _explain(error: HfHubHTTPError, kind: str, hub: str, revision: str | None) -
 def _explain_absence(kind: str, hub: str) -> str:
     snapshots = Path(HF_HUB_CACHE, f"{kind}s--{hub.replace('/', '--')}", "snapshots")
     commits = sorted(path.name for path in snapshots.glob("*"))
-    known = f"; commits there, perhaps in part: {', '.join(commits)}" if commits else ""
+    known = f", or give a commit that is there as `revision`: {', '.join(commits)}"
     return (
-        f"{ENDPOINT} cannot be reached and the cache {HF_HUB_CACHE} does not hold all of it; fetch "
-        f"it on a machine with internet, or give a commit that is there as `revision`{known}"
+        f"{ENDPOINT} cannot be reached (or HF_HUB_OFFLINE is set) and the cache {HF_HUB_CACHE} "
+        f"does not hold all of it; fetch it on a machine with internet{known if commits else ''}"
     )
 
 
@@ -288,8 +295,8 @@ def _list_model(folder: Path) -> list[str]:
 
 def _check_model(folder: Path) -> None:
     """Refuse a folder that is not a whole model in safetensors with its tokenizer."""
-    for file in sorted(folder.rglob("*.incomplete")):
-        raise SftError(f"{file}: a download that did not end; finish it, then delete this file")
+    if parts := sorted(folder.rglob("*.incomplete")):
+        raise SftError(f"{parts[0]}: a download that did not end; finish it, then delete this file")
     _read_whole_json(folder / "config.json")
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -299,7 +306,7 @@ def _check_model(folder: Path) -> None:
     else:
         raise SftError(
             f"{folder}: expected model.safetensors or {index.name}, found {_weights(folder)}; "
-            "only whole models in safetensors can be trained: convert or merge it first"
+            "only whole models in safetensors are fetched and trained: convert or merge it first"
         )
     if not any((folder / name).exists() for name in TOKENIZERS):
         raise SftError(
@@ -312,7 +319,7 @@ def _weights(folder: Path) -> str:
     """The files that look like weights, for a message."""
     endings = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
     names = sorted(path.name for path in folder.iterdir() if path.suffix in endings)
-    return ", ".join(names[:5]) or "no weights"
+    return ", ".join(names[:5]) or "none"
 
 
 def _read_whole_json(file: Path) -> Any:
@@ -448,9 +455,9 @@ def _rows(file: Path, text: str) -> list[Any]:
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except ValueError as error:
+            except json.JSONDecodeError as error:
                 raise SftError(
-                    f"{file}, line {number}: not JSON: {error}; "
+                    f"{file}, line {number}: not JSON: {error.msg} at column {error.colno}; "
                     "expected one JSON object a line, or one array of objects"
                 ) from error
     return rows

@@ -1,5 +1,6 @@
 """Datasets, and the mixes in which experiments train on them."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +74,7 @@ def build_dataset(name: str, registry: str, entry: Mapping) -> Dataset:
         other = [key for key in UNSUPPORTED_SOURCES if key in entry]
         found = f"only {', '.join(other)}" if other else "neither"
         raise SftError(f"{where}: expected hf_hub_url or file_name, found {found}")
-    path = str(Path(registry).parent / file_name) if not hub else None
+    path = None if hub else os.path.normpath(Path(registry).parent / file_name)
     if path and "revision" in entry:
         raise SftError(f"{where}, revision: a file has no revision; leave it out")
     options = {key: value for key, value in entry.items() if key not in SOURCE_KEYS}

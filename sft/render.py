@@ -8,7 +8,6 @@ from typing import Any
 import jinja2
 
 from sft.backends import BACKENDS
-from sft.catalog import science
 from sft.environment import job_variables, prologue, run_in_environment
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
@@ -22,10 +21,11 @@ LAUNCH_FOLDER = Path(__file__).parent / "launch"
 def fingerprint(
     experiment: Experiment, model: Mapping[str, Any], tokens: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that decides a run's weights: the science of the row, and contents by hash."""
-    return science(experiment) | {
-        "model.pinned": model["revision"] or model["sha256"],
-        "tokens.key": tokens["key"],
+    """Everything that decides a run's weights: options by value, contents by hash."""
+    return BACKENDS[experiment.backend].science(experiment.config) | {
+        "backend": experiment.backend,
+        "model": model["revision"] or model["sha256"],
+        "tokens": tokens["key"],
     }
 
 

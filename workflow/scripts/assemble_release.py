@@ -1,0 +1,26 @@
+from pathlib import Path
+
+from sft.provenance import gather_provenance
+from sft.receipt import Clock, read_receipt, read_receipts, write_receipt
+from sft.release import assemble_release
+from sft.step import step_log
+
+with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experiment}"):
+    clock = Clock()
+    inputs = {name: Path(path) for name, path in snakemake.input.items() if name != "datasets"}
+    model, tokens, trained, layout = read_receipts(
+        inputs[name] for name in ("model", "tokens", "trained", "weights")
+    )
+    provenance = gather_provenance(
+        snakemake.params.experiment,
+        snakemake.params.site,
+        config=inputs["config"],
+        model=model,
+        datasets=read_receipts(map(Path, snakemake.input.datasets)),
+        tokens=tokens,
+        trained=trained,
+    )
+    release = Path(snakemake.output.receipt).resolve().with_name("release")
+    files = assemble_release(Path(layout["weights"]), Path(model["path"]), release, provenance)
+    made = {"folder": str(release), "files": files}
+    write_receipt(Path(snakemake.output.receipt), clock, made, inputs)
