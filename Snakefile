@@ -19,10 +19,10 @@ include: "workflow/rules/common.smk"
 rule all:
     """Every experiment of the table that belongs to this site: published, and registered if asked."""
     default_target: True
-    localrule: True
     input:
         expand("<results>/runs/{experiment}/uploaded.json", experiment=EXPERIMENTS),
         expand("<results>/runs/{experiment}/registered.json", experiment=REGISTERED),
+    localrule: True
 
 
 include: "workflow/rules/prepare.smk"

@@ -19,6 +19,11 @@ def registry_url(registry_file: Path) -> str:
     return os.environ.get(URL_VARIABLE) or f"sqlite:///{registry_file.resolve()}"
 
 
+def registry_place(registry_file: Path) -> str:
+    """Where the registry is, in words that hold no password."""
+    return f"the database of ${URL_VARIABLE}" if URL_VARIABLE in os.environ else str(registry_file)
+
+
 def register_experiment(
     experiment: Experiment,
     site: Site,
@@ -38,8 +43,7 @@ def register_experiment(
     )
     made = register(registry_url(registry_file), registration)
     log.info("%s is %s", registration.name, "registered" if made["created"] else "brought up to date")
-    where = f"${URL_VARIABLE}" if os.environ.get(URL_VARIABLE) else str(registry_file.resolve())
-    return made | {"registry": where, "name": registration.name}
+    return made | {"registry": registry_place(registry_file), "name": registration.name}
 
 
 def build_registration(

@@ -14,18 +14,12 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(workflow.basedir))
 
 from sft.catalog import local_files, read_catalog, rendered_facts, token_science, tokens_name
+from sft.config import registry_file, site_names, upload_folder
 from sft.errors import SftError
-from sft.receipt import read_receipt
 from sft.site import placeholders
 
-SITES = [
-    path.parent.name
-    for path in sorted(Path(workflow.basedir).glob("profiles/*/config.yaml"))
-    if path.parent.name != "default"
-]
-
 try:
-    CATALOG = read_catalog(config, SITES)
+    CATALOG = read_catalog(config, site_names(Path(workflow.basedir) / "profiles"))
 except SftError as error:
     raise WorkflowError(str(error)) from None
 

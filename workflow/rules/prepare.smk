@@ -27,13 +27,13 @@ TOKEN_SCIENCE = {name: token_science(each) for name, each in CATALOG.tokens.item
 
 rule fetch_model:
     """Pin a model: by commit from the hub, by content hash from a folder."""
-    localrule: NETWORK_IS_HERE
     input:
         lambda wildcards: local_files(CATALOG.models[wildcards.model].folder),
     output:
         receipt="<results>/models/{model}/fetched.json",
     log:
         "<results>/models/{model}/fetch_model.log",
+    localrule: NETWORK_IS_HERE
     params:
         **tracked(MODEL_SOURCES, "model"),
         site=SITE,
@@ -44,13 +44,13 @@ rule fetch_model:
 
 rule fetch_dataset:
     """Pin a dataset: by commit from the hub, by content hash from a file or folder."""
-    localrule: NETWORK_IS_HERE
     input:
         lambda wildcards: local_files(CATALOG.datasets[wildcards.dataset].path),
     output:
         receipt="<results>/datasets/{dataset}/fetched.json",
     log:
         "<results>/datasets/{dataset}/fetch_dataset.log",
+    localrule: NETWORK_IS_HERE
     params:
         **tracked(DATASET_SOURCES, "dataset"),
         site=SITE,
@@ -70,10 +70,10 @@ rule pretokenize:
         "<results>/tokens/{tokens}/pretokenize.log",
     benchmark:
         "<results>/tokens/{tokens}/pretokenize.benchmark.tsv"
+    threads: 8
     params:
         **tracked(TOKEN_SCIENCE, "tokens"),
         site=SITE,
         experiment=lambda wildcards: CATALOG.tokens[wildcards.tokens],
-    threads: 8
     script:
         "../scripts/pretokenize.py"

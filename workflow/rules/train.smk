@@ -35,7 +35,6 @@ rule render:
 # rendered anew but does not change its weights, takes this rule a second.
 rule train:
     """Train on as many nodes as the row says, or find the run complete."""
-    localrule: True
     input:
         config="<results>/runs/{experiment}/train.yaml",
         launch="<results>/runs/{experiment}/launch.sh",
@@ -43,6 +42,7 @@ rule train:
         receipt="<results>/runs/{experiment}/trained.json",
     log:
         "<results>/runs/{experiment}/logs/train.log",
+    localrule: True
     params:
         site=SITE,
         experiment=experiment_of,
@@ -50,14 +50,14 @@ rule train:
         "../scripts/train.py"
 
 
-checkpoint detect_layout:
+rule detect_layout:
     """Look at what the trainer left: whole weights, or shards that have to be consolidated."""
-    localrule: True
     input:
         receipt="<results>/runs/{experiment}/trained.json",
     output:
         receipt="<results>/runs/{experiment}/layout.json",
     log:
         "<results>/runs/{experiment}/logs/detect_layout.log",
+    localrule: True
     script:
         "../scripts/detect_layout.py"

@@ -9,7 +9,7 @@ with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experime
     clock = Clock()
     inputs = {name: Path(path) for name, path in snakemake.input.items() if name != "datasets"}
     model, tokens, trained, layout = read_receipts(
-        inputs[name] for name in ("model", "tokens", "trained", "weights")
+        inputs[name] for name in ("model", "tokens", "trained", "layout")
     )
     provenance = gather_provenance(
         snakemake.params.experiment,

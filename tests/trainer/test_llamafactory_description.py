@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.llamafactory
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.llamafactory
 
 SFT = Path(__file__).parents[2] / "sft"
 BASE_CONFIGS = sorted((SFT / "lf_configs").rglob("*.yaml"))

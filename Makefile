@@ -1,0 +1,51 @@
+# make run      the demo: two experiments to released, uploaded and registered models
+# make test     all tests, those with the real trainer included
+# make check    formats, lint and the fast tests, in under a minute
+# make setup    the workflow's environment alone
+
+PYTHON ?= python3
+BIN := .venv/bin
+TRAINER := .venv-llamafactory
+DEMO_MODEL := demo/smollm2-135m
+PROFILE := profiles/localhost
+
+.PHONY: setup run test check clean
+.DELETE_ON_ERROR:
+
+setup: .venv/made
+
+# A folder's environment is remade when what it is made of changes.
+.venv/made: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+$(TRAINER)/made: environments/llamafactory-cpu.txt environments/llamafactory-cpu-nodeps.txt
+	$(PYTHON) -m venv $(TRAINER)
+	$(TRAINER)/bin/pip install --quiet --disable-pip-version-check -r environments/llamafactory-cpu.txt
+	$(TRAINER)/bin/pip install --quiet --disable-pip-version-check --no-deps \
+	  -r environments/llamafactory-cpu-nodeps.txt
+	touch $@
+
+$(DEMO_MODEL)/config.json: $(TRAINER)/made
+	$(TRAINER)/bin/python demo/make_model.py $(DEMO_MODEL)
+
+run: .venv/made $(TRAINER)/made $(DEMO_MODEL)/config.json
+	$(BIN)/snakemake --profile $(PROFILE)
+	$(BIN)/snakemake --profile $(PROFILE) --report results/report.html --quiet all
+	$(BIN)/python -m sft results --profile $(PROFILE)
+
+check: .venv/made
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	sh tests/lint_snakefile.sh $(BIN)/snakemake
+	sh tests/lint_shell.sh
+	$(BIN)/python -m pytest -q tests/unit
+
+test: check $(TRAINER)/made $(DEMO_MODEL)/config.json
+	$(TRAINER)/bin/python -m pytest -q tests/trainer
+	$(BIN)/python -m pytest -q tests/workflow tests/e2e
+
+clean:
+	rm -rf .venv $(TRAINER) $(DEMO_MODEL) .pytest_cache .ruff_cache

@@ -1,0 +1,5 @@
+"""python -m sft"""
+
+from sft.cli import main
+
+main()
