@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-
 SFT = Path(__file__).parents[2] / "sft"
 BASE_CONFIGS = sorted((SFT / "lf_configs").rglob("*.yaml"))
 DEEPSPEED_CONFIGS = sorted((SFT / "deepspeed").glob("*.json"))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from tests.workflow.conftest import CHECKOUT
 
 # Sites bring the environments, by their profile.

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Starts the training processes of one node; to be run once on each node of the job.
+# smol-demo-lr1e-4 at localhost: 1 node(s) × 1 process(es)
+set -euo pipefail
+
+# Activation scripts read variables that may not be set.
+set +u
+source /repository/.venv-llamafactory/bin/activate
+export PYTHONPATH=/repository
+set -u
+
+export WANDB_MODE=disabled
+export OMP_NUM_THREADS=2
+export TOKENIZERS_PARALLELISM=false
+export PYTHONUNBUFFERED=1
+export SFT_ON_CPU=1
+
+# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
+TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+
+python -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 1
