@@ -7,7 +7,7 @@ Then run:     snakemake --profile profiles/<site>
 
 from snakemake.utils import min_version
 
-min_version("9.8")
+min_version("9.27")
 
 
 configfile: "config/config.yaml"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from sft.errors import SftError, nearest
@@ -25,8 +26,11 @@ class Site:
     cpus_per_node: int = 1
     max_nodes: int = 1
     max_minutes: int = 1440
+    max_minutes_by_qos: Mapping[str, int] = field(default_factory=dict)
+    max_nodes_by_qos: Mapping[str, int] = field(default_factory=dict)
     attn: str = "auto"
     rendezvous: str = "c10d"
+    master_suffix: str = ""
     gpu_request: str = "none"
     srun_options: str = ""
     sbatch_options: str = ""
@@ -34,6 +38,7 @@ class Site:
     login_internet: bool = True
     compute_internet: bool = True
     tunnel: bool = False
+    tunnel_credential: str = ""
     network_on: str = "here"
     network_prefix: str = ""
     login_minutes: float = 0
@@ -44,6 +49,7 @@ class Site:
     wandb_mode: str = "disabled"
     setup: str = ""
     environments: Mapping[str, str] = field(default_factory=dict)
+    environment_pins: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -63,9 +69,35 @@ class Site:
 
 
 def build_site(config: Mapping[str, Any]) -> Site:
-    """The site that a checked workflow config describes."""
+    """The site that a checked workflow config describes.
+
+    Raises SftError where something that must last would lie on the site's scratch.
+    """
     names = {each.name for each in fields(Site)} - {"name"}
-    return Site(name=config["site"], **{key: config[key] for key in names if key in config})
+    facts = {key: config[key] for key in names if key in config}
+    for key in ("max_minutes_by_qos", "max_nodes_by_qos"):
+        # Snakemake hands the numbers inside a mapping over as text.
+        facts[key] = {qos: int(limit) for qos, limit in config.get(key, {}).items()}
+    site = Site(name=config["site"], **facts)
+    _refuse_scratch(site, config)
+    return site
+
+
+def _refuse_scratch(site: Site, config: Mapping[str, Any]) -> None:
+    if not site.scratch_folder:
+        return
+    scratch = Path(site.scratch_folder).resolve()
+    lasting = {
+        "pathvars.results": config["pathvars"]["results"],
+        "upload_folder": config.get("upload_folder", ""),
+        "registry_file": config.get("registry_file", ""),
+    }
+    for key, path in lasting.items():
+        if path and Path(path).resolve().is_relative_to(scratch):
+            raise SftError(
+                f"config, {key}: {path} lies below {scratch}, the scratch of {site.name}: what is "
+                "there is purged, or dies on a shared quota; choose a file system that lasts"
+            )
 
 
 def placeholders(config: Mapping[str, Any], prefix: str = "") -> list[str]:

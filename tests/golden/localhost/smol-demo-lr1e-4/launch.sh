@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC1091  # what a site activates does not lie here
 # Starts the training processes of one node; to be run once on each node of the job.
 # smol-demo-lr1e-4 at localhost: 1 node(s) × 1 process(es)
 set -euo pipefail
@@ -14,6 +15,7 @@ export OMP_NUM_THREADS=2
 export TOKENIZERS_PARALLELISM=false
 export PYTHONUNBUFFERED=1
 export SFT_ON_CPU=1
+export OMP_WAIT_POLICY=passive
 
 # AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
 TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)

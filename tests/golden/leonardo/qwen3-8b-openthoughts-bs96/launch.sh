@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC1091  # what a site activates does not lie here
+# Starts the training processes of one node; to be run once on each node of the job.
+# qwen3-8b-openthoughts-bs96 at leonardo: 4 node(s) × 4 process(es)
+set -euo pipefail
+
+# Activation scripts read variables that may not be set.
+set +u
+ulimit -c 0
+source FILL_IN/bin/activate otagent
+export PYTHONPATH=/repository
+set -u
+
+export HF_HUB_OFFLINE=1
+export HF_DATASETS_OFFLINE=1
+export TRANSFORMERS_OFFLINE=1
+export HF_HOME=/leonardo_work/FILL_IN/hf
+export WANDB_MODE=offline
+export OMP_NUM_THREADS=8
+export TOKENIZERS_PARALLELISM=false
+export PYTHONUNBUFFERED=1
+export TORCH_NCCL_ENABLE_MONITORING=1
+export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=600
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+export PYTHONFAULTHANDLER=1
+
+# /tmp holds 9.6 GB here: large temporary files go where there is room.
+mkdir -p "/leonardo_work/FILL_IN/spill"
+export HF_DATASETS_CACHE="/leonardo_work/FILL_IN/spill"
+
+# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
+TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+
+if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+else
+  MASTER_ADDR=127.0.0.1
+fi
+# Two jobs on a node must not meet: the port follows from the job.
+MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 20000))
+
+python -m torch.distributed.run \
+  --nnodes 4 --nproc-per-node 4 \
+  --node-rank "${SLURM_NODEID:-0}" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
+  -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 16

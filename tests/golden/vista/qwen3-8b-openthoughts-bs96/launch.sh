@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC1091  # what a site activates does not lie here
+# Starts the training processes of one node; to be run once on each node of the job.
+# qwen3-8b-openthoughts-bs96 at vista: 4 node(s) × 1 process(es)
+set -euo pipefail
+
+# Activation scripts read variables that may not be set.
+set +u
+module load gcc/15.1.0 cuda/12.8
+source FILL_IN/bin/activate otagent
+export PYTHONPATH=/repository
+set -u
+
+export HF_HOME=/work/FILL_IN/vista/hf
+export WANDB_MODE=disabled
+export OMP_NUM_THREADS=72
+export TOKENIZERS_PARALLELISM=false
+export PYTHONUNBUFFERED=1
+export CC=gcc
+export CXX=g++
+export NCCL_IB_TIMEOUT=23
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+export PYTHONFAULTHANDLER=1
+
+# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
+TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+
+if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
+  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+else
+  MASTER_ADDR=127.0.0.1
+fi
+# Two jobs on a node must not meet: the port follows from the job.
+MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 20000))
+
+python -m torch.distributed.run \
+  --nnodes 4 --nproc-per-node 1 \
+  --rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-$$}" --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" \
+  -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 4
