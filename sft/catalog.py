@@ -1,25 +1,31 @@
 """Everything that the table, its registries and the profile say, checked before any job."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sft.backends import BACKENDS, DEFAULT_BACKEND
-from sft.backends.keys import raise_faults
 from sft.environment import job_variables
-from sft.errors import SftError, nearest
-from sft.experiment import ROW_COLUMNS, Experiment, Row, read_rows, row_values
+from sft.errors import SftError, gathered, nearest, raise_faults
+from sft.experiment import (
+    NEEDED_COLUMNS,
+    ROW_COLUMNS,
+    Experiment,
+    Row,
+    Table,
+    read_table,
+    row_values,
+)
 from sft.files import hash_json, list_files, read_yaml
 from sft.mix import Dataset, Mix, read_datasets, read_mixes
 from sft.model import Model, read_models
-from sft.plan import derive_batch, limit_faults
+from sft.plan import limit_faults, name_faults
 from sft.schema import faults
 from sft.site import Site, build_site
-
-HUB_ID_LENGTH = 96  # the hub refuses longer ones
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,18 @@ def read_catalog(config: Mapping[str, Any], site_names: list[str]) -> Catalog:
     """The catalog that a workflow config describes.
 
     Reads the table and its registries, no dataset and no network. Raises SftError with every fault
-    found: file, row, key, value found, value expected.
+    of the config, or else of the registries, or else of the table: place, key, value and remedy.
     """
-    if "site" not in config:
-        raise SftError(
-            "no site is chosen: run snakemake with --profile profiles/<site>, one of "
-            f"{', '.join(site_names)}; with --config on the command line, repeat the profile's keys"
-        )
-    raise_faults(faults(dict(config), "config", "config"))
+    _check_config(config, site_names)
     site = build_site(config)
-    models = read_models(Path(config["models"]))
-    mixes = read_mixes(Path(config["mixes"]), read_datasets(map(Path, config["datasets"])))
-    reader = _RowReader(config, site, models, mixes, site_names)
-    experiments = reader.read(Path(config["experiments"]))
-    raise_faults(_missing_files(experiments.values(), config))
+    lines: list[str] = []
+    with gathered(lines):
+        models = read_models(Path(config["models"]))
+    with gathered(lines):
+        mixes = read_mixes(Path(config["mixes"]), read_datasets(map(Path, config["datasets"])))
+    raise_faults(lines)
+    builder = _Builder(config, site_names, models, mixes)
+    experiments = _read_experiments(read_table(Path(config["experiments"])), builder, site)
     return Catalog(
         site=site,
         experiments=experiments,
@@ -63,175 +67,228 @@ def read_catalog(config: Mapping[str, Any], site_names: list[str]) -> Catalog:
     )
 
 
-class _RowReader:
-    """Builds experiments from rows, and gathers faults so that a person sees all at once."""
+def _check_config(config: Mapping[str, Any], site_names: list[str]) -> None:
+    if "site" not in config:
+        raise SftError(
+            "no site is chosen: run snakemake with --profile profiles/<site>, one of "
+            f"{', '.join(site_names)}; with --config on the command line, repeat the profile's keys"
+        )
+    where = f"config (config/config.yaml or profiles/{config['site']}/config.yaml)"
+    raise_faults(faults(dict(config), "config", where))
+    paths = [(key, config[key]) for key in ("experiments", "models", "mixes")]
+    paths += [("datasets", path) for path in config["datasets"]]
+    lines = [
+        f"{where}, {key}: no file {path!r}; {_nearest_path(path)}"
+        for key, path in paths
+        if not os.path.isfile(path)
+    ]
+    if config["site"] not in site_names:
+        lines.append(
+            f"{where}, site: found {config['site']!r}, expected the name of a folder in profiles; "
+            f"{nearest(config['site'], site_names)}"
+        )
+    raise_faults(lines)
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        site: Site,
-        models: Mapping[str, Model],
-        mixes: Mapping[str, Mix],
-        site_names: list[str],
-    ) -> None:
-        self.config, self.site, self.models, self.mixes = config, site, models, mixes
-        self.site_names = site_names
-        self.lines: list[str] = []
 
-    def read(self, table: Path) -> dict[str, Experiment]:
-        """The site's experiments by name, in the order of the table."""
-        rows = read_rows(table)
-        experiments: dict[str, Experiment] = {}
-        hub_ids: dict[str, str] = {}
-        places: dict[str, str] = {}
-        for row in rows:
-            name = row.cells.get("name", "")
-            if name and name in places:
-                self.lines.append(f"{row.where}, name: {name!r} stands in {places[name]} already")
-                continue
-            places[name] = row.where
-            experiment = self._build(row)
-            if experiment is None:
-                continue
-            if experiment.hub_id in hub_ids:
-                self.lines.append(
-                    f"{row.where}, hub_id: {experiment.hub_id!r} is also the one of "
-                    f"{hub_ids[experiment.hub_id]}; two runs cannot be published under one name"
-                )
-            hub_ids[experiment.hub_id] = row.where
-            experiments[name] = experiment
-        raise_faults(self.lines)
-        return experiments
+def _nearest_path(path: str) -> str:
+    folder = Path(path).parent
+    if not os.path.isdir(folder):  # Path.is_dir() raises where a name is too long
+        return f"there is no folder {str(folder)!r}"
+    return nearest(Path(path).name, (each.name for each in folder.iterdir() if each != Path(path)))
 
-    def _build(self, row: Row) -> Experiment | None:
-        """The row's experiment; None where it has faults or belongs to other sites."""
-        values = row_values(row)
-        backend_name = values.get("backend", DEFAULT_BACKEND)
-        backend = BACKENDS.get(backend_name)
-        lines = faults(values, "experiments", row.where)
-        if backend is None:
+
+def _read_experiments(table: Table, builder: "_Builder", site: Site) -> dict[str, Experiment]:
+    """The site's experiments by name, in the order of the table; all rows are checked."""
+    unknown = _unknown_columns(table)
+    missing = [
+        f"{table.header}, {name}: the column is missing"
+        for name in NEEDED_COLUMNS
+        if name not in table.columns
+    ]
+    if missing:  # then no row is whole
+        raise SftError(*unknown.values(), *missing)
+    rows = [row.without(unknown) for row in table.rows]
+    lines = [*unknown.values(), *table.faults, *_twin_faults(rows, builder.config["namespace"])]
+    experiments = {}
+    for row in rows:
+        with gathered(lines):
+            experiment = builder.build(row)
+            if site.name in (experiment.sites or (site.name,)):
+                experiments[experiment.name] = experiment
+                raise_faults(limit_faults(experiment, site))
+    lines += _missing_files(experiments.values(), builder.config)
+    raise_faults(lines)
+    return experiments
+
+
+def _unknown_columns(table: Table) -> dict[str, str]:
+    """A line for each column that is neither the row's own nor a key of any backend."""
+    backends = BACKENDS.values()
+    known = {*ROW_COLUMNS}.union(*(each.known_keys().keys() - each.OWNED_KEYS for each in backends))
+    owned = {
+        key: reason
+        for each in backends
+        for key, reason in each.OWNED_KEYS.items()
+        if key not in known
+    }
+    found = {}
+    for column in table.columns:
+        if column in owned:
+            found[column] = f"{table.header}, {column}: leave it out; {owned[column]}"
+        elif column not in known:
+            remedy = nearest(column, known)
+            found[column] = f"{table.header}, {column}: unknown column; {remedy}"
+    return found
+
+
+def _twin_faults(rows: Iterable[Row], namespace: str) -> list[str]:
+    """One line for each row whose name or hub id another row has, in whatever case.
+
+    The hub, and file systems that rows may meet, take names that differ in case for one.
+    """
+    lines: list[str] = []
+    names: dict[str, Row] = {}
+    hub_ids: dict[str, Row] = {}
+    for row in rows:
+        if "name" not in row.cells:
+            continue
+        name = row.cells["name"]
+        hub_id = row.cells.get("hub_id", f"{namespace}/{name}")
+        first = names.setdefault(name.casefold(), row)
+        if first is not row:
             lines.append(
-                f"{row.where}, backend: unknown backend {backend_name!r}; "
-                f"{nearest(backend_name, BACKENDS)}"
+                f"{row.where}, name: {name!r} is taken by {first.where}; rename one of them "
+                "(upper and lower case count as the same)"
             )
-        for kind, known in (("model", self.models), ("mix", self.mixes)):
-            if kind in values and values[kind] not in known:
-                lines.append(
-                    f"{row.where}, {kind}: unknown {kind} {values[kind]!r} in "
-                    f"{self.config[_FILES[kind]]}; {nearest(values[kind], known)}"
-                )
+        elif (first := hub_ids.setdefault(hub_id.casefold(), row)) is not row:
+            lines.append(
+                f"{row.where}, hub_id: {hub_id!r} is taken by {first.where}; two runs cannot be "
+                "published under one name (upper and lower case count as the same)"
+            )
+    return lines
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds experiments from rows: the config, and what cells may name."""
+
+    config: Mapping[str, Any]
+    site_names: list[str]
+    models: Mapping[str, Model]
+    mixes: Mapping[str, Mix]
+    read_base_config: Callable = field(default_factory=lambda: cache(_read_base_config))
+
+    def build(self, row: Row) -> Experiment:
+        """The row's experiment, whatever its sites; SftError with every fault of the row."""
+        values = row_values(row)
+        lines = self._row_faults(values, row.where)
+        backend_name = values.get("backend", DEFAULT_BACKEND)
+        if backend_name in BACKENDS and "base_config" in values:
+            with gathered(lines):
+                path, overrides, config = self._configure(row, backend_name)
+        raise_faults(lines)
+        experiment = Experiment(
+            name=values["name"],
+            backend=backend_name,
+            base_config=str(path),
+            config=config,
+            overrides=overrides,
+            model=self.models[values["model"]],
+            mix=self.mixes[values["mix"]],
+            num_nodes=values["num_nodes"],
+            hub_id=self._hub_id(values),
+            register=values.get("register", False),
+            take_over=values.get("take_over", False),
+            trust_remote_code=values.get("trust_remote_code", False),
+            sites=tuple(values.get("sites", ())),
+            where=row.where,
+        )
+        raise_faults(name_faults(experiment))
+        return experiment
+
+    def _row_faults(self, values: Mapping[str, Any], where: str) -> list[str]:
+        """What is wrong with the row's own columns."""
+        lines = faults(values, "experiments", where)
+        if not lines:
+            made = {**values, "hub_id": self._hub_id(values)}
+            lines = [
+                f"{line}; it is made of namespace and name: give another in the column hub_id"
+                for line in faults(made, "experiments", where)
+            ]
+        named = {
+            "backend": (BACKENDS, ""),
+            "model": (self.models, f" in {self.config['models']}"),
+            "mix": (self.mixes, f" in {self.config['mixes']}"),
+        }
         lines += [
-            f"{row.where}, sites: unknown site {name!r}; {nearest(name, self.site_names)}"
+            f"{where}, {kind}: unknown {kind} {values[kind]!r}{file}; "
+            f"{nearest(values[kind], known)}"
+            for kind, (known, file) in named.items()
+            if kind in values and values[kind] not in known
+        ]
+        lines += [
+            f"{where}, sites: unknown site {name!r}; {nearest(name, self.site_names)}"
             for name in values.get("sites", [])
             if name not in self.site_names
         ]
-        self.lines += lines
-        if lines or not self._is_here(values):
-            return None
-        return self._merge(row, values, backend)
+        return lines
 
-    def _is_here(self, values: Mapping[str, Any]) -> bool:
-        return "sites" not in values or self.site.name in values["sites"]
+    def _hub_id(self, values: Mapping[str, Any]) -> str:
+        return values.get("hub_id", f"{self.config['namespace']}/{values['name']}")
 
-    def _merge(self, row: Row, values: Mapping, backend: ModuleType) -> Experiment | None:
-        path = _find_base_config(values["base_config"], backend)
-        if path is None:
-            known = [
-                each.relative_to(backend.CONFIG_FOLDER).with_suffix("").as_posix()
-                for each in backend.CONFIG_FOLDER.rglob("*.yaml")
-            ]
-            self.lines.append(
-                f"{row.where}, base_config: no file {values['base_config']!r}; "
-                f"{nearest(values['base_config'], known)}"
-            )
-            return None
-        base = _read_base_config(path)
+    def _configure(self, row: Row, backend_name: str) -> tuple[Path, dict, dict]:
+        """The base config's path, the row's overrides, both merged; SftError with their faults."""
+        backend = BACKENDS[backend_name]
         overrides = {
             key: backend.parse_cell(key, cell)
             for key, cell in row.cells.items()
             if key not in ROW_COLUMNS
         }
-        merged = dict(base) | overrides
-        lines = list(_base_config_faults(path, values.get("backend", DEFAULT_BACKEND)))
-        lines += backend.config_faults(overrides, row.where)
-        lines += backend.whole_config_faults(merged, f"{row.where}, with {path.name}")
-        hub_id = values.get("hub_id", f"{self.config['namespace']}/{values['name']}")
-        if len(hub_id) > HUB_ID_LENGTH:
-            lines.append(
-                f"{row.where}, hub_id: {hub_id!r} has {len(hub_id)} characters, expected at most "
-                f"{HUB_ID_LENGTH}; give a shorter one in the hub_id column"
-            )
-        if lines:
-            self.lines += [line for line in lines if line not in self.lines]
-            return None
-        experiment = Experiment(
-            name=values["name"],
-            backend=values.get("backend", DEFAULT_BACKEND),
-            base_config=str(path),
-            config=merged,
-            overrides=overrides,
-            model=self.models[values["model"]],
-            mix=self.mixes[values["mix"]],
-            num_nodes=values["num_nodes"],
-            hub_id=hub_id,
-            register=values.get("register", False),
-            take_over=values.get("take_over", False),
-            trust_remote_code=values.get("trust_remote_code", False),
-            where=row.where,
-        )
-        return self._within_limits(experiment)
-
-    def _within_limits(self, experiment: Experiment) -> Experiment | None:
-        lines = limit_faults(experiment, self.site)
-        try:
-            derive_batch(experiment, self.site)
-            if self.site.environments:
-                self.site.activation(experiment.environment)
-        except SftError as error:
-            lines.append(str(error))
-        self.lines += lines
-        return None if lines else experiment
+        lines = backend.config_faults(overrides, row.where)
+        with gathered(lines):
+            path = _find_base_config(row, backend)
+            merged = {**self.read_base_config(path, backend_name), **overrides}
+            lines += backend.whole_config_faults(merged, f"{row.where}, with {path.name}")
+        raise_faults(lines)
+        return path, overrides, merged
 
 
-_FILES = {"model": "models", "mix": "mixes"}
-
-
-def _find_base_config(name: str, backend: ModuleType) -> Path | None:
-    shipped = backend.CONFIG_FOLDER / f"{name}.yaml"
-    own = Path(name)
-    for path in (shipped, own):
-        if path.is_file() and path.suffix == ".yaml":
+def _find_base_config(row: Row, backend: ModuleType) -> Path:
+    """A base config that is shipped, or a YAML file of the user's own."""
+    name = row.cells["base_config"]
+    for path in (backend.CONFIG_FOLDER / f"{name}.yaml", Path(name)):
+        if os.path.isfile(path) and path.suffix == ".yaml":
             return path
-    return None
+    shipped = [
+        path.relative_to(backend.CONFIG_FOLDER) for path in backend.CONFIG_FOLDER.rglob("*.yaml")
+    ]
+    known = [path.with_suffix("").as_posix() for path in shipped]
+    known += map(str, Path(name).parent.glob("*.yaml"))
+    raise SftError(f"{row.where}, base_config: no file {name!r}; {nearest(name, known)}")
 
 
-@cache
-def _read_base_config(path: Path) -> Mapping[str, Any]:
-    return read_yaml(path)
+def _read_base_config(path: Path, backend: str) -> Mapping[str, Any]:
+    content = read_yaml(path)
+    raise_faults(BACKENDS[backend].config_faults(content, str(path)))
+    return content
 
 
-@cache
-def _base_config_faults(path: Path, backend: str) -> tuple[str, ...]:
-    return tuple(BACKENDS[backend].config_faults(_read_base_config(path), str(path)))
-
-
-def _missing_files(experiments: Any, config: Mapping[str, Any]) -> list[str]:
+def _missing_files(experiments: Iterable[Experiment], config: Mapping[str, Any]) -> list[str]:
     """One line for each local model or dataset that is not there."""
-    lines = {}
+    places: dict[str, tuple[str, str]] = {}
     for experiment in experiments:
-        folder = experiment.model.folder
-        if folder and not Path(folder).is_dir():
-            lines[folder] = (
-                f"{config['models']}, {experiment.model.name}, folder: no folder {folder!r} "
-                f"(needed by {experiment.where})"
-            )
+        model = experiment.model
+        if model.folder and not os.path.isdir(model.folder):
+            place = f"{config['models']}, {model.name}, folder: no folder"
+            places.setdefault(model.folder, (place, experiment.where))
         for dataset in experiment.mix.datasets:
-            if dataset.path and not Path(dataset.path).exists():
-                lines[dataset.path] = (
-                    f"{dataset.registry}, {dataset.name}, file_name: no file {dataset.path!r} "
-                    f"(needed by {experiment.where})"
-                )
-    return list(lines.values())
+            if dataset.path and not os.path.exists(dataset.path):
+                place = f"{dataset.registry}, {dataset.name}, file_name: no file"
+                places.setdefault(dataset.path, (place, experiment.where))
+    return [
+        f"{place} {path!r}; {_nearest_path(path)} (needed by {where})"
+        for path, (place, where) in places.items()
+    ]
 
 
 def token_science(experiment: Experiment) -> dict[str, Any]:

@@ -1,21 +1,24 @@
 """An experiment: one row of the table, with the base config that it names."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sft.errors import SftError
+from sft.errors import SftError, raise_faults
 from sft.files import parse_value
 from sft.mix import Mix
 from sft.model import Model
 
+NEEDED_COLUMNS = ("name", "base_config", "model", "mix", "num_nodes")
 ROW_COLUMNS = (
-    *("name", "backend", "base_config", "model", "mix", "num_nodes"),
-    *("sites", "hub_id", "register", "take_over", "trust_remote_code"),
+    *NEEDED_COLUMNS,
+    *("backend", "sites", "hub_id", "register", "take_over", "trust_remote_code"),
 )
+TYPED_COLUMNS = {"num_nodes", "register", "take_over", "trust_remote_code"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Experiment:
     """A checked row.
 
     `config` is the base config with the row's `overrides` merged over it, still with the launcher's
-    own keys (environment, global_batch_size). `where` names the row's file and line.
+    own keys (environment, global_batch_size). `sites` are the sites that run it, none for all;
+    `where` names the row's file and line.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Experiment:
     register: bool = False
     take_over: bool = False
     trust_remote_code: bool = False
+    sites: tuple[str, ...] = ()
     where: str = ""
 
     @property
@@ -58,49 +63,116 @@ class Row:
     where: str
     cells: Mapping[str, str]
 
+    def without(self, columns: Iterable[str]) -> "Row":
+        """The row as it would be in a table without some of the columns."""
+        return replace(self, cells={k: cell for k, cell in self.cells.items() if k not in columns})
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a tab-separated table; empty lines and lines that start with # are left out.
 
-    Raises SftError that names the line where the header repeats a column or a row has too many or
-    too few cells.
+@dataclass(frozen=True)
+class Table:
+    """The table as it is written: its columns, its rows, and a fault for each other line.
+
+    `header` names the file and the line of the columns.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise SftError(f"{path}: no such file; set `experiments` in the config") from None
-    numbered = [
-        (number, line.split("\t"))
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip() and not line.lstrip().startswith("#")
+
+    header: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    faults: tuple[str, ...]
+
+
+def read_table(path: Path) -> Table:
+    """A tab-separated table; empty lines and lines that start with # are left out.
+
+    Raises SftError where it has no columns that could be told apart, or no row.
+    """
+    lines = [
+        (number, [cell.strip() for cell in line.split("\t")])
+        for number, line in enumerate(_read_lines(path), start=1)
+        if line.strip() and not line.startswith("#")
     ]
-    if not numbered:
-        raise SftError(f"{path}: no header; the first line names the columns, tabs between them")
-    header = [name.strip() for name in numbered[0][1]]
-    twins = sorted({name for name in header if header.count(name) > 1})
-    if twins:
-        raise SftError(f"{path}, line {numbered[0][0]}: column {twins[0]!r} stands twice")
-    for number, cells in numbered[1:]:
-        if len(cells) != len(header):
-            raise SftError(
-                f"{path}, line {number}: found {len(cells)} cells, expected {len(header)} "
-                "as in the header; one tab between two cells, also around an empty one"
-            )
-    table = pd.DataFrame([cells for _, cells in numbered[1:]], columns=header)
-    table = table.apply(lambda column: column.str.strip())
-    rows = []
-    for (number, _), cells in zip(numbered[1:], table.to_dict("records"), strict=True):
-        where = f"{path}, line {number} ({cells.get('name', '')})"
-        rows.append(Row(where, {key: cell for key, cell in cells.items() if cell}))
-    return rows
+    if len(lines) < 2:
+        raise SftError(
+            f"{path}: found {'only a header' if lines else 'nothing'}, expected a line with the "
+            f"columns ({', '.join(NEEDED_COLUMNS)}, …) and one line an experiment"
+        )
+    (number, columns), *body = lines
+    header = f"{path}, line {number} (header)"
+    raise_faults(_header_faults(header, columns))
+    faults, whole = [], {}
+    for number, cells in body:
+        name = dict(zip(columns, cells, strict=False)).get("name") if len(cells) > 1 else ""
+        where = f"{path}, line {number}" + (f" ({name})" if name else "")
+        found = _line_faults(where, columns, cells)
+        if found:
+            faults += found
+        else:
+            whole[where] = cells
+    frame = pd.DataFrame(whole.values(), columns=columns)
+    rows = [
+        Row(where, {column: cell for column, cell in cells.items() if cell})
+        for where, cells in zip(whole, frame.to_dict("records"), strict=True)
+    ]
+    return Table(header, tuple(columns), tuple(rows), tuple(faults))
+
+
+def _read_lines(path: Path) -> list[str]:
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise SftError(
+            f"{path}, line {number}: not UTF-8; save it as UTF-8 text with tabs between cells"
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _header_faults(header: str, columns: list[str]) -> list[str]:
+    if len(columns) == 1:
+        return [f"{header}: found no tab; put one tab, not spaces, between two cells"]
+    unnamed = [
+        f"{header}: column {number} has no name; name it, or remove its tab from every line"
+        for number, name in enumerate(columns, start=1)
+        if not name
+    ]
+    twins = [
+        f"{header}, {name}: the column stands {count} times; keep one of them"
+        for name, count in Counter(filter(None, columns)).items()
+        if count > 1
+    ]
+    return unnamed + twins
+
+
+def _line_faults(where: str, columns: list[str], cells: list[str]) -> list[str]:
+    if len(cells) != len(columns):
+        return [
+            f"{where}: number of cells: found {len(cells)}, expected {len(columns)} as in the "
+            "header; put one tab, not spaces, between two cells, also around an empty one"
+        ]
+    return [
+        f"{where}, {column}: found {cell}, expected a cell without quotes around it"
+        for column, cell in zip(columns, cells, strict=True)
+        if cell.startswith('"')
+    ]
+
+
+def read_cell(cell: str) -> Any:
+    """The value that a cell spells in YAML; text where YAML would make something else of it.
+
+    A person who writes `yes`, `010` or `1:30` does not mean true, 8 or 90.
+    """
+    value = parse_value(cell)
+    return cell if isinstance(value, int) and str(value).lower() != cell.lower() else value
 
 
 def row_values(row: Row) -> dict[str, Any]:
     """The row's own columns (not its overrides) with the types that the schema expects."""
-    values: dict[str, Any] = {k: cell for k, cell in row.cells.items() if k in ROW_COLUMNS}
-    for key in ("num_nodes", "register", "take_over", "trust_remote_code"):
-        if key in values:
-            values[key] = parse_value(values[key])
+    values = {
+        column: read_cell(cell) if column in TYPED_COLUMNS else cell
+        for column, cell in row.cells.items()
+        if column in ROW_COLUMNS
+    }
     if "sites" in values:
         values["sites"] = [name.strip() for name in values["sites"].split(",")]
     return values

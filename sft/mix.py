@@ -4,13 +4,34 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from sft.errors import SftError, nearest
+from sft.errors import SftError, gathered, nearest, raise_faults
 from sft.files import read_yaml
 from sft.schema import faults
 
-UNSUPPORTED_SOURCES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
-SOURCE_KEYS = ("hf_hub_url", "revision", "file_name", *UNSUPPORTED_SOURCES)
+SOURCES = ("hf_hub_url", "file_name")
+OTHER_SOURCES = ("script_url", "cloud_file_name")  # LLaMA-Factory prefers them to a file
+MIRRORS = ("ms_hub_url", "om_hub_url")  # where else a dataset of the hub can be had
+
+# What a conversation cannot be read without, and LLaMA-Factory's default of it, which it forgets
+# where `columns` (or `tags`) names any other.
+NEEDED_COLUMNS = {
+    "alpaca": {"prompt": "instruction", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+    "openai": {"messages": "conversations"},
+}
+NEEDED_TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+}
+PREFERENCE_COLUMNS = ("chosen", "rejected", "kto_tag")
+
+SUM_TOLERANCE = 1e-8  # numpy draws by the shares, and is as strict
+
+Registries = Mapping[str, list[tuple[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -41,90 +62,115 @@ class Mix:
     seed: int = 42
 
 
-def read_datasets(paths: Iterable[Path]) -> Mapping[str, Mapping]:
-    """The entries of all registry files by name, each with its file under `registry`.
+def read_datasets(paths: Iterable[Path]) -> Registries:
+    """What registry files declare under each name: the file, and the entry as it stands there.
 
-    A registry is YAML, or a dataset_info.json as LLaMA-Factory reads it. An entry is checked when
+    A registry is YAML, or a dataset_info.json as LLaMA-Factory reads it. An entry is judged when
     a mix names it, so that a team's old registry may hold what this workflow cannot train.
-    Raises SftError with every fault, or where two files declare the same name.
     """
-    found: dict[str, Mapping] = {}
-    lines: list[str] = []
+    found: dict[str, list[tuple[str, Any]]] = {}
     for path in paths:
-        content = read_yaml(path)
-        lines += faults(content, "datasets", str(path))
-        for name, entry in content.items():
-            if name in found:
-                first = found[name]["registry"]
-                lines.append(f"{path}, {name}: {first} declares it too; rename one of them")
-            else:
-                found[name] = {"registry": str(path), "entry": entry}
-    if lines:
-        raise SftError("\n".join(lines))
+        for name, entry in read_yaml(path).items():
+            found.setdefault(name, []).append((str(path), entry))
     return found
 
 
-def build_dataset(name: str, registry: str, entry: Mapping) -> Dataset:
-    """The dataset that a registry's entry describes; SftError where it cannot be trained here."""
+def build_dataset(name: str, registries: Registries) -> Dataset:
+    """The dataset that the registries declare; SftError where it cannot be trained here."""
+    (registry, entry), *others = registries[name]
     where = f"{registry}, {name}"
-    if entry.get("ranking"):
-        raise SftError(f"{where}, ranking: a preference set cannot be used for SFT")
-    hub, file_name = entry.get("hf_hub_url"), entry.get("file_name")
-    if not hub and not file_name:
-        other = [key for key in UNSUPPORTED_SOURCES if key in entry]
-        found = f"only {', '.join(other)}" if other else "neither"
-        raise SftError(f"{where}: expected hf_hub_url or file_name, found {found}")
-    path = None if hub else os.path.normpath(Path(registry).parent / file_name)
-    if path and "revision" in entry:
-        raise SftError(f"{where}, revision: a file has no revision; leave it out")
-    options = {key: value for key, value in entry.items() if key not in SOURCE_KEYS}
-    return Dataset(name, registry, hub, entry.get("revision"), path, options)
+    if others:
+        raise SftError(f"{where}: {others[0][0]} declares it too; rename one of them")
+    raise_faults(faults({name: entry}, "datasets", registry))
+    raise_faults([*_source_faults(entry, where), *_format_faults(entry, where)])
+    path = None
+    if "file_name" in entry:
+        path = os.path.normpath(Path(registry).parent / entry["file_name"])
+    apart = {*SOURCES, *MIRRORS, "revision"}
+    options = {key: value for key, value in entry.items() if key not in apart}
+    return Dataset(name, registry, entry.get("hf_hub_url"), entry.get("revision"), path, options)
 
 
-def read_mixes(path: Path, datasets: Mapping[str, Mapping]) -> Mapping[str, Mix]:
-    """The mixes of a file by name; SftError with every fault of the file."""
+def _source_faults(entry: Mapping, where: str) -> list[str]:
+    """What is wrong with the place that a dataset comes from."""
+    named = [key for key in (*SOURCES, *OTHER_SOURCES) if key in entry]
+    if len(named) != 1 or named[0] not in SOURCES:
+        found = " and ".join(named or [key for key in MIRRORS if key in entry]) or "neither"
+        return [f"{where}: found {found}, expected either hf_hub_url or file_name"]
+    if named == ["hf_hub_url"]:
+        return []
+    return [
+        f"{where}, {key}: leave it out; a file has none"
+        for key in ("revision", "subset", "folder")
+        if key in entry
+    ]
+
+
+def _format_faults(entry: Mapping, where: str) -> list[str]:
+    """What would keep LLaMA-Factory from finding conversations in a dataset's rows."""
+    columns = entry.get("columns", {})
+    preference = ["ranking"] if entry.get("ranking") else []
+    preference += [f"columns, {key}" for key in PREFERENCE_COLUMNS if key in columns]
+    if preference:
+        return [f"{where}, {preference[0]}: a preference set cannot be used for SFT"]
+    needed = {
+        "columns": NEEDED_COLUMNS[entry.get("formatting", "alpaca")],
+        "tags": NEEDED_TAGS,
+    }
+    return [
+        f"{where}, {group}, {key}: missing; {default!r} is its default only where `{group}` is "
+        "left out altogether"
+        for group, defaults in needed.items()
+        for key, default in defaults.items()
+        if group in entry and key not in entry[group]
+    ]
+
+
+def read_mixes(path: Path, registries: Registries) -> Mapping[str, Mix]:
+    """The mixes of a file by name; SftError with every fault of the file and of their datasets."""
     content = read_yaml(path)
-    if lines := faults(content, "mixes", str(path)):
-        raise SftError("\n".join(lines))
-    mixes = {}
+    raise_faults(faults(content, "mixes", str(path)))
+    mixes, lines = {}, []
     for name, entry in content.items():
-        try:
-            mixes[name] = _build_mix(name, entry, datasets, where=f"{path}, {name}")
-        except SftError as error:
-            lines.append(str(error))
-    if lines:
-        raise SftError("\n".join(lines))
+        with gathered(lines):
+            mixes[name] = _build_mix(name, entry, registries, where=f"{path}, {name}")
+    raise_faults(lines)
     return mixes
 
 
-def _build_mix(name: str, entry: Mapping, datasets: Mapping[str, Mapping], where: str) -> Mix:
+def _build_mix(name: str, entry: Mapping, registries: Registries, where: str) -> Mix:
+    datasets, lines = [], _weight_faults(entry, where)
     for dataset in entry["datasets"]:
-        if dataset not in datasets:
-            raise SftError(f"{where}: unknown dataset {dataset!r}; {nearest(dataset, datasets)}")
-    mix = Mix(
+        if dataset not in registries:
+            remedy = nearest(dataset, map(str, registries))
+            lines.append(f"{where}, datasets: unknown dataset {dataset!r}; {remedy}")
+            continue
+        with gathered(lines):
+            datasets.append(build_dataset(dataset, registries))
+    raise_faults(lines)
+    return Mix(
         name=name,
-        datasets=tuple(build_dataset(each, **datasets[each]) for each in entry["datasets"]),
+        datasets=tuple(datasets),
         strategy=entry.get("strategy", "concat"),
         probabilities=tuple(entry.get("probabilities", ())),
         seed=entry.get("seed", 42),
     )
-    _check_weights(mix, where)
-    return mix
 
 
-def _check_weights(mix: Mix, where: str) -> None:
-    if mix.strategy == "concat":
-        if mix.probabilities:
-            raise SftError(
+def _weight_faults(entry: Mapping, where: str) -> list[str]:
+    strategy, shares = entry.get("strategy", "concat"), entry.get("probabilities", [])
+    if strategy == "concat":
+        if shares:
+            return [
                 f"{where}, probabilities: a concat takes every row once; "
                 "leave them out or choose interleave_under or interleave_over"
-            )
-        return
-    if len(mix.datasets) < 2:
-        raise SftError(f"{where}, strategy: {mix.strategy} needs at least two datasets")
-    found, expected = len(mix.probabilities), len(mix.datasets)
-    if found != expected:
-        raise SftError(f"{where}, probabilities: found {found}, expected {expected}, one a dataset")
-    total = sum(mix.probabilities)
-    if abs(total - 1) > 1e-6:
-        raise SftError(f"{where}, probabilities: they sum to {total:g}, expected 1")
+            ]
+        return []
+    expected = len(entry["datasets"])
+    if expected < 2:
+        return [f"{where}, strategy: {strategy} needs at least two datasets"]
+    if len(shares) != expected:
+        return [f"{where}, probabilities: found {len(shares)}, expected {expected}, one a dataset"]
+    if abs(sum(shares) - 1) > SUM_TOLERANCE:
+        return [f"{where}, probabilities: they sum to {sum(shares):.9g}, expected 1"]
+    return []

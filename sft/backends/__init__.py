@@ -3,7 +3,10 @@
 Each module has:
     CONFIG_FOLDER               where its base configs lie
     LAUNCHER_KEYS               keys of a base config that are for the workflow, never rendered
-    config_faults(config, where)            what its parser would refuse, a line each
+    OWNED_KEYS                  keys that no base config may hold, with who sets them
+    known_keys()                every key that its parser or the workflow knows
+    config_faults(config, where)            what a base config or a row cannot say, a line each
+    whole_config_faults(config, where)      what is missing or contradictory once both are merged
     parse_cell(key, cell)                   the value of a cell of the table
     token_options(config)                   the keys that decide which tokens are trained
     science(config)                         the keys that change the weights

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from sft.backends import keys
-from sft.errors import nearest
 from sft.experiment import Experiment
 from sft.files import read_json
 from sft.plan import Batch
@@ -24,38 +23,50 @@ LAUNCHER_KEYS = {
     "global_batch_size": {"type": "int"},
 }
 
+NEEDED_KEYS = (
+    *("environment", "stage", "finetuning_type"),
+    *("template", "cutoff_len", "learning_rate"),
+)
+
 # Keys of its parser that a base config must not hold, with the place that sets them.
-_FROM_ROW = "the experiment's row sets it"
 _FROM_MIX = "it comes from the mix that the row names"
 _FROM_SITE = "it is a fact of the site and comes from its profile"
 _FROM_WORKFLOW = "the workflow sets it"
 _NO_UPLOAD = "training never uploads; a stage of its own does"
 _NO_EVALUATION = "pretokenized sets hold training rows only"
+_SECRET = "a secret stands in no file; it comes from the environment"
 OWNED_KEYS = {
-    "model_name_or_path": _FROM_ROW,
-    "trust_remote_code": _FROM_ROW,
-    "dataset": _FROM_MIX,
-    "dataset_dir": _FROM_MIX,
-    "mix_strategy": _FROM_MIX,
-    "interleave_probs": _FROM_MIX,
-    "tokenized_path": _FROM_WORKFLOW,
-    "output_dir": _FROM_WORKFLOW,
-    "overwrite_output_dir": _FROM_WORKFLOW,
-    "overwrite_cache": _FROM_WORKFLOW,
-    "resume_from_checkpoint": _FROM_WORKFLOW,
-    "run_name": _FROM_WORKFLOW,
-    "do_train": _FROM_WORKFLOW,
+    "model_name_or_path": "the row's column `model` says it",
+    "model_revision": "`revision` in the models file says it",
+    "trust_remote_code": "the row's column `trust_remote_code` says it",
+    **dict.fromkeys(("dataset", "dataset_dir", "media_dir"), _FROM_MIX),
+    **dict.fromkeys(("mix_strategy", "interleave_probs"), _FROM_MIX),
     "streaming": "tokens are made once, before training",
-    "report_to": _FROM_SITE,
-    "push_to_hub": _NO_UPLOAD,
-    "hub_model_id": _NO_UPLOAD,
-    "hub_token": _NO_UPLOAD,
-    "hf_hub_token": _NO_UPLOAD,
-    "push_to_hub_model_id": _NO_UPLOAD,
-    "do_eval": _NO_EVALUATION,
-    "eval_dataset": _NO_EVALUATION,
-    "eval_strategy": _NO_EVALUATION,
-    "val_size": _NO_EVALUATION,
+    **dict.fromkeys(("tokenized_path", "overwrite_cache", "do_train", "run_name"), _FROM_WORKFLOW),
+    **dict.fromkeys(("output_dir", "overwrite_output_dir"), _FROM_WORKFLOW),
+    "resume_from_checkpoint": _FROM_WORKFLOW,
+    **dict.fromkeys(("local_rank", "master_addr", "master_port"), _FROM_WORKFLOW),
+    "auto_find_batch_size": "the batch of a run never changes by itself",
+    **dict.fromkeys(("report_to", "use_swanlab"), _FROM_SITE),
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "push_to_hub_model_id"), _NO_UPLOAD),
+    **dict.fromkeys(("hub_strategy", "hub_private_repo", "hub_always_push"), _NO_UPLOAD),
+    **dict.fromkeys(("hub_revision", "export_dir", "export_hub_model_id"), _NO_UPLOAD),
+    **dict.fromkeys(("hub_token", "hf_hub_token", "ms_hub_token", "om_hub_token"), _SECRET),
+    **dict.fromkeys(("swanlab_api_key", "swanlab_lark_secret"), _SECRET),
+    "swanlab_lark_webhook_url": _SECRET,
+    **dict.fromkeys(("do_eval", "do_predict", "predict_with_generate"), _NO_EVALUATION),
+    **dict.fromkeys(("eval_dataset", "val_size", "eval_on_each_dataset"), _NO_EVALUATION),
+    **dict.fromkeys(("eval_strategy", "eval_steps", "eval_on_start"), _NO_EVALUATION),
+    **dict.fromkeys(("load_best_model_at_end", "early_stopping_steps"), _NO_EVALUATION),
+}
+
+# Keys that exclude each other: the second has to go, and why.
+EXCLUSIVE_KEYS = {
+    ("global_batch_size", "gradient_accumulation_steps"): "global_batch_size decides it",
+    ("warmup_steps", "warmup_ratio"): "warmup_steps decides it, below 1 as a share of all steps",
+    ("train_on_prompt", "mask_history"): "the parser refuses it beside train_on_prompt",
+    ("deepspeed", "pure_bf16"): "the parser refuses it under ZeRO-3",
+    ("bf16", "fp16"): "bf16 decides the precision",
 }
 
 # Least and greatest value that make sense, whatever the parser takes.
@@ -67,6 +78,14 @@ LIMITS = {
     "warmup_steps": (0, None),
     "weight_decay": (0, 1),
     "max_grad_norm": (0, None),
+    "adam_beta1": (0, 1),
+    "adam_beta2": (0, 1),
+    "adam_epsilon": (0, 1),
+    "label_smoothing_factor": (0, 1),
+    "neftune_noise_alpha": (0, None),
+    "lora_rank": (1, None),
+    "lora_alpha": (1, None),
+    "lora_dropout": (0, 1),
     "cutoff_len": (8, None),
     "global_batch_size": (1, None),
     "per_device_train_batch_size": (1, None),
@@ -77,6 +96,9 @@ LIMITS = {
     "seed": (0, 2**32 - 1),
     "max_samples": (1, None),
     "preprocessing_num_workers": (1, None),
+    "preprocessing_batch_size": (1, None),
+    "dataloader_num_workers": (0, None),
+    "ddp_timeout": (1, None),
 }
 
 # Packages whose version can change the tokens that the same text gives.
@@ -119,14 +141,23 @@ def _description() -> Mapping[str, Any]:
 @cache
 def known_keys() -> Mapping[str, Mapping]:
     """Every key that a base config may hold, with its type and choices."""
-    return _description()["keys"] | LAUNCHER_KEYS
+    narrower = {
+        "template": {"type": "str", "choices": [*_description()["templates"], *own_templates()]},
+        "deepspeed": {
+            "type": "str",
+            "choices": [path.name for path in DEEPSPEED_FOLDER.glob("*.json")],
+        },
+        "stage": {"type": "str", "choices": ["sft"]},
+        "save_steps": {"type": "int"},  # or shares of all steps, which are of no use here
+        "logging_steps": {"type": "int"},
+    }
+    return _description()["keys"] | narrower | LAUNCHER_KEYS
 
 
 @cache
-def known_templates() -> frozenset[str]:
-    """LLaMA-Factory's own templates and those in sft/templates."""
-    own = {path.stem for path in TEMPLATE_FOLDER.glob("*.jinja")}
-    return frozenset(_description()["templates"]) | own
+def own_templates() -> tuple[str, ...]:
+    """The chat templates in sft/templates, beside LLaMA-Factory's own."""
+    return tuple(sorted(path.stem for path in TEMPLATE_FOLDER.glob("*.jinja")))
 
 
 def parse_cell(key: str, cell: str) -> Any:
@@ -136,38 +167,41 @@ def parse_cell(key: str, cell: str) -> Any:
 
 def config_faults(config: Mapping[str, Any], where: str) -> list[str]:
     """One line for each key or value that a base config or a row's overrides cannot hold."""
-    lines = keys.refuse_owned(config, OWNED_KEYS, where)
-    rest = {key: value for key, value in config.items() if key not in OWNED_KEYS}
-    lines += keys.value_faults(rest, known_keys(), LIMITS, where)
-    template = config.get("template")
-    if isinstance(template, str) and template not in known_templates():
-        lines.append(
-            f"{where}, template: unknown template {template!r}; "
-            f"{nearest(template, known_templates())}"
-        )
-    deepspeed = config.get("deepspeed")
-    files = [path.name for path in DEEPSPEED_FOLDER.glob("*.json")]
-    if deepspeed is not None and deepspeed not in files:
-        lines.append(f"{where}, deepspeed: no file {deepspeed!r}; {nearest(str(deepspeed), files)}")
-    return lines
+    return keys.config_faults(config, known_keys(), OWNED_KEYS, LIMITS, where)
 
 
 def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
     """One line for each thing that is missing or contradicts another in a merged config."""
+    is_set = {key for key, value in config.items() if value is not None and value is not False}
     lines = [
         f"{where}, {key}: missing; the base config has to say it"
-        for key in ("environment", "template", "cutoff_len", "stage", "finetuning_type")
-        if key not in config
+        for key in NEEDED_KEYS
+        if key not in is_set
     ]
-    if "global_batch_size" in config and "gradient_accumulation_steps" in config:
+    lines += [
+        f"{where}, {second}: leave it out; {reason}"
+        for (first, second), reason in EXCLUSIVE_KEYS.items()
+        if {first, second} <= is_set
+    ]
+    warmup = config.get("warmup_steps")
+    if type(warmup) is float and warmup > 1 and not warmup.is_integer():
         lines.append(
-            f"{where}, gradient_accumulation_steps: leave it out; global_batch_size decides it"
+            f"{where}, warmup_steps: found {warmup}, expected whole steps or a share below 1"
         )
-    if config.get("stage", "sft") != "sft":
-        lines.append(f"{where}, stage: found {config['stage']!r}, expected 'sft'")
-    if config.get("neat_packing"):
+    if config.get("max_steps") == 0:
+        lines.append(f"{where}, max_steps: found 0, expected at least 1, or -1 where epochs decide")
+    if "neat_packing" in is_set:
         # transformers > 4.52.4 turns the block mask into booleans: sequences see each other.
-        lines.append(f"{where}, neat_packing: it mixes sequences with this transformers; use packing")
+        lines.append(
+            f"{where}, neat_packing: it mixes sequences with this transformers; use packing"
+        )
+    template = config.get("template")
+    lines += [
+        f"{where}, {key}: leave it out; {template}.jinja decides it, and what is served would "
+        "differ from what is trained"
+        for key in ("tool_format", "default_system")
+        if key in is_set and template in own_templates()
+    ]
     return lines
 
 
