@@ -8,11 +8,10 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from sft.errors import SftError
 from sft.files import write_text
+from sft.plot import draw_losses
 
 LOSS_ROWS = 20
 HUB = "https://huggingface.co"
@@ -43,7 +42,7 @@ def write_card(
     """
     losses = made["training"]["losses"]
     if losses:
-        _draw_losses(folder / "loss.png", losses)
+        draw_losses(folder / "loss.png", losses)
     front = _front_matter(made, license)
     write_text(folder / "README.md", f"---\n{front}\n---\n\n{_body(made, weights, losses)}")
 
@@ -148,12 +147,3 @@ def _sample(losses: list) -> list:
     if last < LOSS_ROWS:
         return losses
     return [losses[round(index * last / (LOSS_ROWS - 1))] for index in range(LOSS_ROWS)]
-
-
-def _draw_losses(path: Path, losses: list) -> None:
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="step", ylabel="loss")
-    axes.plot([step for step, _ in losses], [loss for _, loss in losses])
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)

@@ -103,21 +103,32 @@ def is_complete_run(folder: Path) -> bool:
         return False
 
 
+def finished_folder(run: Path) -> Path | None:
+    """The folder that holds the end of a run: its root, or its last checkpoint; None before the end.
+
+    A run that is killed after its last checkpoint and before its root's weights are whole is
+    trained to its end all the same. A trainer started on it would go one step too far.
+    """
+    last = newest_complete_checkpoint(run)
+    return next((each for each in (run, last) if each and is_complete_run(each)), None)
+
+
 def newest_complete_checkpoint(folder: Path) -> Path | None:
     """The `checkpoint-N` with the highest N from which training can go on."""
     return next((path for path in _checkpoints(folder) if not resume_fault(path)), None)
 
 
 def set_aside_broken_checkpoints(folder: Path) -> list[str]:
-    """Rename each broken `checkpoint-N` to `checkpoint-N.broken`; a sentence for each.
+    """Rename each broken `checkpoint-N` to `broken-checkpoint-N`; a sentence for each.
 
-    Trainers resume from the highest `checkpoint-N` whatever its state, but only from a name that
-    ends with the number. To be called while no trainer writes to `folder`.
+    Trainers resume from the highest `checkpoint-N` whatever its state. They also count every
+    `checkpoint-*` when they delete old ones: the new name does not begin with it, so that a broken
+    one never takes a whole one's place. To be called while no trainer writes to `folder`.
     """
     sentences = []
     for path in _checkpoints(folder):
         if fault := resume_fault(path):
-            aside = _free_name(path.with_name(f"{path.name}.broken"))
+            aside = _free_name(path.with_name(f"broken-{path.name}"))
             path.rename(aside)
             sentences.append(f"{path.name} cannot be resumed and is now {aside.name}: {fault}")
     return sentences

@@ -12,6 +12,7 @@ from sft.checkpoint import (
     Layout,
     count_parameters,
     detect_layout,
+    finished_folder,
     is_complete_run,
     newest_complete_checkpoint,
     read_weights_index,
@@ -466,10 +467,10 @@ def test_a_broken_checkpoint_is_set_aside_and_a_whole_one_stays(tmp_path):
     (write_checkpoint(tmp_path, 200) / "trainer_state.json").unlink()
     (sentence,) = set_aside_broken_checkpoints(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "broken-checkpoint-200",
         "checkpoint-100",
-        "checkpoint-200.broken",
     ]
-    assert "checkpoint-200 cannot be resumed and is now checkpoint-200.broken" in sentence
+    assert "checkpoint-200 cannot be resumed and is now broken-checkpoint-200" in sentence
 
 
 def test_a_checkpoint_that_breaks_again_gets_a_number(tmp_path):
@@ -477,6 +478,23 @@ def test_a_checkpoint_that_breaks_again_gets_a_number(tmp_path):
         (write_checkpoint(tmp_path, 200) / "optimizer.pt").unlink()
         set_aside_broken_checkpoints(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint-200.broken",
-        "checkpoint-200.broken-2",
+        "broken-checkpoint-200",
+        "broken-checkpoint-200-2",
     ]
+
+
+def test_a_finished_run_is_found_in_its_root(tmp_path):
+    write_weights(tmp_path)
+    write_state(tmp_path, 200, 200)
+    assert finished_folder(tmp_path) == tmp_path
+
+
+def test_a_run_killed_before_its_root_was_saved_is_found_in_its_last_checkpoint(tmp_path):
+    last = write_checkpoint(tmp_path, 200)
+    write_state(last, 200, 200)
+    assert finished_folder(tmp_path) == last
+
+
+def test_a_run_with_an_earlier_checkpoint_is_not_finished(tmp_path):
+    write_state(write_checkpoint(tmp_path, 100), 100, 200)
+    assert finished_folder(tmp_path) is None
