@@ -1,6 +1,5 @@
 """The workflow and its shell scripts are clean by their own tools."""
 
-import json
 import shutil
 import subprocess
 
@@ -9,16 +8,15 @@ import pytest
 from tests.workflow.conftest import CHECKOUT
 
 # Sites bring the environments, by their profile.
-ACCEPTED = {"Specify a conda environment or container for each rule."}
+ACCEPTED = {"Specify a conda environment or container for each rule.:"}
 
 
 def test_snakemake_lint_has_no_other_complaint(shared_project):
-    ran = shared_project.snakemake("--lint", "json")
-    found = json.loads(ran.text[ran.text.index("{") : ran.text.rindex("}") + 1])
-    files = [lints for file in found["snakefiles"] for lints in file["lints"]]
-    rules = [lint for rule in found["rules"] for lint in rule["lints"]]
+    ran = shared_project.snakemake("--lint")
+    titles = [line[6:] for line in ran.text.splitlines() if line.startswith("    * ")]
 
-    assert [lint for lint in files + rules if lint["title"] not in ACCEPTED] == []
+    assert titles
+    assert [title for title in titles if title not in ACCEPTED] == []
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -26,5 +24,5 @@ def test_shellcheck_is_silent_on_each_script():
     scripts = sorted((CHECKOUT / "tests" / "golden").rglob("*.sh"))
 
     assert scripts
-    ran = subprocess.run(["shellcheck", "-x", *scripts], capture_output=True, text=True)
+    ran = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
     assert ran.stdout == ""
