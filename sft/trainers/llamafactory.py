@@ -97,7 +97,8 @@ def train(config: Path, world_size: int) -> None:
     """
     arguments = _read_config(config)
     output = Path(arguments["output_dir"])
-    if _is_complete(output):
+    if any(_has_ended(folder) for folder in (output, *output.glob("checkpoint-*"))):
+        # Resumed from its last checkpoint, it would train one step past its end.
         print(f"{output}: the run is complete; nothing to train")
         return
     _refuse_to_tokenize(Path(arguments["tokenized_path"]))
@@ -119,7 +120,7 @@ def train(config: Path, world_size: int) -> None:
                 )
 
     run_exp(arguments, callbacks=[AssertWorldSize()])
-    if int(os.environ.get("RANK", "0")) == 0 and not _is_complete(output):
+    if int(os.environ.get("RANK", "0")) == 0 and not _has_ended(output):
         raise RuntimeError(f"{output}: training ended before its last step")
 
 
@@ -137,10 +138,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
-def _is_complete(output: Path) -> bool:
-    """True where the root's trainer state, which is saved last, has reached its last step."""
+def _has_ended(folder: Path) -> bool:
+    """Whether the trainer state in a run's root or checkpoint, saved last, is of the last step."""
     try:
-        state = json.loads((output / "trainer_state.json").read_text())
+        state = json.loads((folder / "trainer_state.json").read_text())
     except (FileNotFoundError, ValueError):
         return False
     return state["global_step"] >= state["max_steps"] > 0

@@ -11,7 +11,6 @@ from demo.make_model import load_tokenizer
 from sft.templates import CUSTOM_TEMPLATES
 from sft.trainers.text_only import allow_text_only
 
-
 ROOT = Path(__file__).parents[2]
 JINJA = ROOT / "sft" / "templates" / "chatml_tools.jinja"
 IGNORED = -100
