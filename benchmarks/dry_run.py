@@ -55,10 +55,6 @@ def tokens_of_experiment(wildcards):
     return f"results/tokens/{{mix_of(wildcards.experiment)}}/pretokenized.json"
 
 
-def weights_of_experiment(wildcards):
-    return checkpoints.detect_layout.get(experiment=wildcards.experiment).output[0]
-
-
 rule all:
     input:
         expand("results/runs/{{experiment}}/uploaded.json", experiment=EXPERIMENTS),
@@ -68,11 +64,15 @@ rule all:
 rule fetch_model:
     output:
         "results/models/{{model}}/fetched.json",
+    shell:
+        "touch {{output}}"
 
 
 rule fetch_dataset:
     output:
         "results/datasets/{{dataset}}/fetched.json",
+    shell:
+        "touch {{output}}"
 
 
 rule pretokenize:
@@ -81,6 +81,8 @@ rule pretokenize:
         lambda wildcards: datasets_of(wildcards.tokens),
     output:
         "results/tokens/{{tokens}}/pretokenized.json",
+    shell:
+        "touch {{output}}"
 
 
 rule render:
@@ -90,6 +92,8 @@ rule render:
     output:
         "results/runs/{{experiment}}/train.yaml",
         "results/runs/{{experiment}}/launch.sh",
+    shell:
+        "touch {{output}}"
 
 
 rule train:
@@ -98,18 +102,23 @@ rule train:
         "results/runs/{{experiment}}/launch.sh",
     output:
         "results/runs/{{experiment}}/trained.json",
+        "results/runs/{{experiment}}/loss.png",
+    shell:
+        "touch {{output}}"
 
 
-checkpoint detect_layout:
+rule detect_layout:
     input:
         "results/runs/{{experiment}}/trained.json",
     output:
         "results/runs/{{experiment}}/layout.json",
+    shell:
+        "touch {{output}}"
 
 
 rule assemble_release:
     input:
-        weights_of_experiment,
+        "results/runs/{{experiment}}/layout.json",
         "results/runs/{{experiment}}/trained.json",
         "results/runs/{{experiment}}/train.yaml",
         "results/models/model/fetched.json",
@@ -117,6 +126,8 @@ rule assemble_release:
         tokens_of_experiment,
     output:
         "results/runs/{{experiment}}/release.json",
+    shell:
+        "touch {{output}}"
 
 
 rule upload:
@@ -124,6 +135,8 @@ rule upload:
         "results/runs/{{experiment}}/release.json",
     output:
         "results/runs/{{experiment}}/uploaded.json",
+    shell:
+        "touch {{output}}"
 
 
 rule register:
@@ -135,6 +148,8 @@ rule register:
         tokens_of_experiment,
     output:
         "results/runs/{{experiment}}/registered.json",
+    shell:
+        "touch {{output}}"
 """
 
 

@@ -20,7 +20,7 @@ from sft.experiment import (
     read_table,
     row_values,
 )
-from sft.files import hash_json, list_files, read_yaml
+from sft.files import hash_file, hash_json, list_files, read_yaml
 from sft.mix import Dataset, Mix, read_datasets, read_mixes
 from sft.model import Model, read_models
 from sft.plan import limit_faults, name_faults
@@ -293,7 +293,7 @@ def _missing_files(experiments: Iterable[Experiment], config: Mapping[str, Any])
 
 def token_science(experiment: Experiment) -> dict[str, Any]:
     """Everything that decides an experiment's tokens and is known before anything is fetched."""
-    mix, model = experiment.mix, experiment.model
+    mix, model, backend = experiment.mix, experiment.model, BACKENDS[experiment.backend]
     return {
         "backend": experiment.backend,
         "model": model.hub or model.folder,
@@ -311,8 +311,15 @@ def token_science(experiment: Experiment) -> dict[str, Any]:
             ]
             for position, each in enumerate(mix.datasets)
         },
-        **BACKENDS[experiment.backend].token_options(experiment.config),
+        **backend.token_options(experiment.config),
+        "template.sha256": _hash(backend.TEMPLATE_FOLDER / f"{experiment.template}.jinja"),
     }
+
+
+@cache
+def _hash(path: Path) -> str | None:
+    """The hash of a file of ours; None where the trainer brings its own."""
+    return hash_file(path) if path.exists() else None
 
 
 def tokens_name(experiment: Experiment) -> str:
@@ -328,9 +335,15 @@ def science(experiment: Experiment) -> dict[str, Any]:
 
 def rendered_facts(experiment: Experiment, site: Site) -> dict[str, Any]:
     """Everything that train.yaml and launch.sh say and that is known before anything is fetched."""
+    config = experiment.config
+    facts = science(experiment) | dict(config)
+    if "deepspeed" in config:
+        folder = BACKENDS[experiment.backend].DEEPSPEED_FOLDER
+        facts["deepspeed.sha256"] = _hash(folder / config["deepspeed"])
+    variables = {f"site.variables.{key}": value for key, value in job_variables(site).items()}
     return (
-        science(experiment)
-        | dict(experiment.config)
+        facts
+        | variables
         | {
             "num_nodes": experiment.num_nodes,
             "site.processes_per_node": site.processes_per_node,
@@ -340,7 +353,6 @@ def rendered_facts(experiment: Experiment, site: Site) -> dict[str, Any]:
             "site.setup": site.setup,
             "site.activation": site.environments.get(experiment.environment),
             "site.spill_folder": site.spill_folder,
-            "site.variables": job_variables(site),
         }
     )
 

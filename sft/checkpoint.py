@@ -104,7 +104,7 @@ def is_complete_run(folder: Path) -> bool:
 
 
 def finished_folder(run: Path) -> Path | None:
-    """The folder that holds the end of a run: its root, or its last checkpoint; None before the end.
+    """The folder with the end of a run: its root, or its last checkpoint; None before the end.
 
     A run that is killed after its last checkpoint and before its root's weights are whole is
     trained to its end all the same. A trainer started on it would go one step too far.

@@ -12,7 +12,7 @@ PROFILES = Path("profiles")
 
 
 def read_config(profile: Path, configfiles: Iterable[Path] = ()) -> dict[str, Any]:
-    """config/config.yaml, with each of `configfiles` over it, and the profile's `config:` on top."""
+    """config/config.yaml, each of `configfiles` over it, and the profile's `config:` on top."""
     config = read_yaml(CONFIG)
     for path in configfiles:
         config = _overlay(config, read_yaml(path))
@@ -51,7 +51,5 @@ def registry_file(config: Mapping[str, Any]) -> Path:
 def site_names(profiles: Path = PROFILES) -> list[str]:
     """The sites that have a profile."""
     return sorted(
-        path.parent.name
-        for path in profiles.glob("*/config.yaml")
-        if path.parent.name != "default"
+        path.parent.name for path in profiles.glob("*/config.yaml") if path.parent.name != "default"
     )

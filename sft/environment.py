@@ -17,11 +17,20 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SFT_REGISTRY_URL")
 
 
 def prologue(site: Site, environment: str) -> list[str]:
-    """Lines of shell that enter an environment of the site and make the package `sft` importable."""
+    """Lines of shell that enter an environment of the site and make `sft` importable there."""
     lines = [site.setup] if site.setup else []
     lines.append(site.activation(environment).replace("{repository}", str(REPOSITORY)))
     lines.append(f"export PYTHONPATH={shlex.quote(str(REPOSITORY))}")
     return lines
+
+
+def use_hub_cache(site: Site) -> None:
+    """Let what this process and its jobs download land in the site's cache.
+
+    HF_HOME stays as it is, since the user's token lies there.
+    """
+    if site.hf_home:
+        os.environ["HF_HUB_CACHE"] = f"{site.hf_home}/hub"
 
 
 def job_variables(site: Site) -> dict[str, str]:
@@ -43,6 +52,32 @@ def job_variables(site: Site) -> dict[str, str]:
     return variables | dict(site.variables)
 
 
+def without_secrets() -> dict[str, str]:
+    """The environment variables of this process that a trainer may see."""
+    return {key: value for key, value in os.environ.items() if key not in SECRETS}
+
+
+def ask_environment(site: Site, environment: str, command: str) -> str:
+    """The last line that a line of shell prints in an environment of the site.
+
+    Raises SftError with what it says where it fails or prints nothing.
+    """
+    done = subprocess.run(
+        ["bash", "-c", _script(site, environment, command)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=without_secrets(),
+        check=False,
+    )
+    if done.returncode or not done.stdout.strip():
+        raise SftError(
+            f"environment {environment!r} at {site.name} does not start: exit code "
+            f"{done.returncode} of {command}\n{done.stderr.strip() or done.stdout.strip()}"
+        )
+    return done.stdout.splitlines()[-1]
+
+
 def run_in_environment(
     site: Site, environment: str, command: list[str], log: Path, variables: dict[str, str]
 ) -> None:
@@ -51,18 +86,16 @@ def run_in_environment(
     The command gets no secrets and no network switches of ours but `OFFLINE`. Raises SftError with
     the last lines of its output where it fails.
     """
-    script = "\n".join(["set -e", *prologue(site, environment), f"exec {shlex.join(command)}"])
-    inherited = {key: value for key, value in os.environ.items() if key not in SECRETS}
     with open(log, "a", encoding="utf-8") as output:
         start = output.tell()
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()
         code = subprocess.run(
-            ["bash", "-c", script],
+            ["bash", "-c", _script(site, environment, shlex.join(command))],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=inherited | OFFLINE | variables,
+            env=without_secrets() | OFFLINE | variables,
             check=False,
         ).returncode
     if code:
@@ -70,6 +103,10 @@ def run_in_environment(
             f"environment {environment!r} at {site.name}: exit code {code} of "
             f"{shlex.join(command)}\n{tail(log, start)}\nthe whole output: {log}"
         )
+
+
+def _script(site: Site, environment: str, command: str) -> str:
+    return "\n".join(["set -e", *prologue(site, environment), f"exec {command}"])
 
 
 def tail(log: Path, start: int = 0, most: int = 15) -> str:

@@ -5,11 +5,9 @@ import json
 import os
 import re
 import shutil
-import socket
-import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 
 from sft.errors import SftError
+from sft.process import parse_process_id, this_process
 
 HASH_BLOCK_BYTES = 4 << 20
 
@@ -25,22 +24,32 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML as the trainers' own loader (OmegaConf) reads it: `1e-5` is a number, no key twice."""
 
 
-# PyYAML follows YAML 1.1, where a float needs a dot: 1e-5 would arrive as a string.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back: the text '1e-5' gets quotes."""
+
+
+# PyYAML follows YAML 1.1, where a float needs a dot and its exponent a sign: 1e-5 and 1.5e5 would
+# arrive as strings.
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
 
 
 def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict:
-    seen = set()
+    seen: list[Any] = []
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node)
         if key in seen:
             mark = key_node.start_mark
             raise SftError(
                 f"{mark.name}, line {mark.line + 1}: {key!r} stands twice; keep one of them"
             )
-        seen.add(key)
+        seen.append(key)
     return SafeConstructor.construct_mapping(loader, node, deep=True)
 
 
@@ -89,16 +98,16 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` so that a reader sees the old file or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    remove_abandoned(path)
+    partial = _beside(path, "partial")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with open(partial, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for their owner alone
-        os.replace(temporary, path)
+        os.replace(partial, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
@@ -110,54 +119,65 @@ def write_json(path: Path, content: Any) -> None:
 def write_yaml(path: Path, content: dict, header: str = "") -> None:
     """Write a mapping as YAML in its own order, atomically; `header` becomes comment lines."""
     comment = "".join(f"# {line}\n" for line in header.splitlines())
-    body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=10_000)
+    body = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
     write_text(path, comment + body)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextmanager
-def new_folder(final: Path) -> Iterator[Path]:
+def new_folder(final: Path, keep: bool = False) -> Iterator[Path]:
     """A fresh sibling folder to fill; it takes the name `final` when the block ends well.
 
-    A folder of that name is replaced; it is whole at every moment but the one between two renames,
-    and a killed writer leaves only a dot-folder, which the next writer on this host removes.
+    A folder of that name is replaced; it is whole at every moment but the one between two renames.
+    With `keep`, one that another writer finished meanwhile stays, and the new one goes: for content
+    that the name decides. A killed writer leaves only dot-folders (see `remove_abandoned`).
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(final)
-    mark = f"{socket.gethostname()}-{os.getpid()}"
-    partial = final.parent / f".{final.name}.partial-{mark}"
+    remove_abandoned(final)
+    partial = _beside(final, "partial")
     partial.mkdir()
     try:
         yield partial
-        if final.exists():
-            retired = final.parent / f".{final.name}.retired-{mark}"
-            final.rename(retired)
+        retired = _beside(final, "retired")
+        if not keep:
+            with suppress(FileNotFoundError):
+                final.rename(retired)
+        try:
             partial.rename(final)
+        except OSError:
+            if not (keep and final.exists()):
+                raise
+            shutil.rmtree(partial)
+        if retired.exists():
             shutil.rmtree(retired)
-        else:
-            partial.rename(final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def _remove_abandoned(final: Path) -> None:
-    """Remove what killed writers of `final` on this host left; live writers keep theirs."""
-    pattern = re.compile(
-        rf"\.{re.escape(final.name)}\.(partial|retired)-{re.escape(socket.gethostname())}-(\d+)"
-    )
+def _beside(final: Path, kind: str) -> Path:
+    """A name next to `final` that only this process uses, and that tells whether it is dead."""
+    return final.parent / f".{final.name}.{kind}-{this_process()}"
+
+
+def remove_abandoned(final: Path) -> None:
+    """Remove what killed writers of `final` on this host left, be it a file or a folder.
+
+    Live writers keep theirs, and so do those of other hosts, of which nothing can be known. Where a
+    writer was killed between its two renames, the folder of before gets its name back.
+    """
+    pattern = re.compile(rf"\.{re.escape(final.name)}\.(partial|retired)-(.+)")
     for path in final.parent.iterdir():
         match = pattern.fullmatch(path.name)
-        if match and not Path(f"/proc/{match[2]}").exists():
-            if match[1] == "retired" and not final.exists():
-                path.rename(final)  # killed between the two renames: the old one is the whole one
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+        writer = match and parse_process_id(match[2])
+        if not writer or not writer.is_here or writer.runs():
+            continue
+        if match[1] == "retired" and not final.exists():
+            with suppress(FileNotFoundError):  # another writer gave it back
+                path.rename(final)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def hash_json(content: Any) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from sft.errors import SftError
 from sft.files import (
     HASH_BLOCK_BYTES,
-    _remove_abandoned,
     hash_file,
     link_or_copy,
     new_folder,
     read_json,
+    remove_abandoned,
     write_json,
 )
 from sft.step import Progress
@@ -32,7 +32,7 @@ def upload_to_folder(release: Path, manifest: list[dict], target: Path) -> dict:
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(target)
+    remove_abandoned(target)
     present = _equal_files(target, manifest)
     _refuse_foreign(target, present)
     waiting = [entry for entry in manifest if entry["path"] not in present]

@@ -16,7 +16,12 @@ WORKFLOW_PACKAGES = ("snakemake", "huggingface_hub", "SQLAlchemy", "pandas")
 
 def now() -> str:
     """The present in UTC, ISO 8601 with seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return utc(time.time())
+
+
+def utc(timestamp_s: float) -> str:
+    """A time of the clock, in seconds since 1970, in UTC, ISO 8601 with seconds."""
+    return datetime.fromtimestamp(timestamp_s, UTC).isoformat(timespec="seconds")
 
 
 class Clock:

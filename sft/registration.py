@@ -42,7 +42,7 @@ def register_experiment(
         experiment, site, uploaded, trained, model, list(datasets), tokens
     )
     made = register(registry_url(registry_file), registration)
-    log.info("%s is %s", registration.name, "registered" if made["created"] else "brought up to date")
+    log.info("%s is %s", registration.name, "registered" if made["created"] else "up to date")
     return made | {"registry": registry_place(registry_file), "name": registration.name}
 
 

@@ -38,7 +38,7 @@ def render(
     launch: Path,
     output: Path,
 ) -> None:
-    """Write train.yaml (deepspeed.json beside it) and launch.sh; the trainer's parser reads the first.
+    """Write train.yaml (deepspeed.json beside it), which the trainer's parser reads, and launch.sh.
 
     `model` and `tokens` are what was fetched and pretokenized. Checkpoints go to a folder named by
     the run's fingerprint, so that a changed run never resumes what another one left, and a run

@@ -1,16 +1,23 @@
 """What a stage says while it works: to its log file in full, to the terminal in short lines."""
 
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sft.errors import SftError
+from sft.process import ProcessId, parse_process_id, session_descendants
 
 log = logging.getLogger("sft")
+
+DRIVER = "SFT_DRIVER"  # names the snakemake that started this process
+WATCH_S = 1.0
 
 
 @contextmanager
@@ -18,7 +25,8 @@ def step_log(path: str, title: str) -> Iterator[None]:
     """Send what the stage logs to `path` and, each line after `[title]`, to the terminal.
 
     A refusal (SftError) ends the process with exit code 1 and its text alone; the traceback of any
-    other error goes to the log as well as to the terminal.
+    other error goes to the log as well as to the terminal. A stage whose snakemake was killed ends
+    too: it would go on beside the one that the next snakemake starts, and write its receipt after.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(path, mode="a", encoding="utf-8")
@@ -28,6 +36,9 @@ def step_log(path: str, title: str) -> Iterator[None]:
     log.setLevel(logging.INFO)
     for handler in (to_file, to_terminal):
         log.addHandler(handler)
+    driver = parse_process_id(os.environ.get(DRIVER, ""))
+    if driver and driver.is_here:
+        threading.Thread(target=_end_with, args=[driver], daemon=True).start()
     try:
         yield
     except SftError as error:
@@ -40,6 +51,16 @@ def step_log(path: str, title: str) -> Iterator[None]:
         for handler in (to_file, to_terminal):
             log.removeHandler(handler)
             handler.close()
+
+
+def _end_with(driver: ProcessId) -> None:
+    """Wait for the end of a driver, then end this process and what it runs (not a training)."""
+    while driver.runs():
+        time.sleep(WATCH_S)
+    log.error("snakemake, process %d, was killed; this stage ends with it", driver.pid)
+    for pid in [*session_descendants(os.getpid()), os.getpid()]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Progress:

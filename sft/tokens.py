@@ -2,17 +2,25 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sft.backends import BACKENDS
-from sft.environment import prologue, run_in_environment
+from sft.environment import ask_environment, run_in_environment
 from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
-from sft.files import hash_file, hash_json, manifest, new_folder, read_json, write_json, write_yaml
+from sft.files import (
+    hash_file,
+    hash_json,
+    manifest,
+    new_folder,
+    read_json,
+    remove_abandoned,
+    write_json,
+    write_yaml,
+)
 from sft.site import Site
 from sft.step import log
 
@@ -46,6 +54,7 @@ def pretokenize(
     key = hash_json(identity)
     folder = root.resolve() / key[:16]
     if folder.exists():
+        remove_abandoned(folder)
         log.info("the same tokens are there already: %s", folder)
     else:
         _tokenize(experiment, site, model, datasets, folder, identity, num_workers, output)
@@ -92,16 +101,7 @@ def _template_hash(experiment: Experiment) -> str | None:
 def trainer_versions(experiment: Experiment, site: Site) -> dict[str, str]:
     """The versions of the trainer's packages, asked in its own environment."""
     command = BACKENDS[experiment.backend].versions_command()
-    script = "\n".join(["set -e", *prologue(site, experiment.environment), f"exec {command}"])
-    done = subprocess.run(
-        ["bash", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SftError(
-            f"environment {experiment.environment!r} at {site.name} does not start: "
-            f"{done.stderr.strip() or done.stdout.strip()}"
-        )
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(ask_environment(site, experiment.environment, command))
 
 
 def _tokenize(
@@ -115,7 +115,7 @@ def _tokenize(
     output: Path,
 ) -> None:
     backend = BACKENDS[experiment.backend]
-    with new_folder(folder) as partial:
+    with new_folder(folder, keep=True) as partial:
         request = partial / "request"
         write_json(request / "dataset_info.json", backend.render_registry(experiment, datasets))
         write_yaml(

@@ -3,20 +3,22 @@
 import json
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from sft import local
 from sft.checkpoint import (
-    is_complete_run,
+    finished_folder,
     newest_complete_checkpoint,
     set_aside_broken_checkpoints,
+    weights_folder,
 )
 from sft.environment import tail
 from sft.errors import SftError
 from sft.files import read_json, read_yaml, write_json
-from sft.receipt import now
+from sft.receipt import now, utc
 from sft.site import Site
 from sft.step import log
 
@@ -24,9 +26,7 @@ POLL_S = 1.0
 SMOOTHED = 3  # logged losses that are averaged for the loss at the start and at the end
 
 
-def train(
-    site: Site, config: Path, launch: Path, world_size: int, output: Path
-) -> dict[str, Any]:
+def train(site: Site, config: Path, launch: Path, world_size: int, output: Path) -> dict[str, Any]:
     """Train what `config` says with `launch`, and return what came of it (see `summarize`).
 
     A complete run is left as it is; a training that a killed driver left is attached to, never
@@ -34,31 +34,31 @@ def train(
     Raises SftError where training fails, with the last lines of `output`.
     """
     checkpoints = Path(read_yaml(config)["output_dir"])
-    if is_complete_run(checkpoints):
-        log.info("the run is complete already: %s", checkpoints)
-        _end_attempt(checkpoints, "completed")
-    elif site.launcher == "local":
-        _run_attempt(checkpoints, launch, world_size, output)
-    else:
+    if site.launcher == "local":
+        _train_here(checkpoints, launch, world_size, output)
+    elif not finished_folder(checkpoints):
         raise SftError(
             f"site {site.name}: this version cannot submit to Slurm yet; {config} and {launch} are "
             "ready: run launch.sh once on each node of a job of yours, then run this again"
         )
+    _note_completion(checkpoints, world_size)
     return summarize(checkpoints)
 
 
 def summarize(checkpoints: Path) -> dict[str, Any]:
-    """What came of a complete run: steps, losses and attempts.
+    """What came of a complete run: where its weights are, steps, losses and attempts.
 
     `loss_start` and `loss_end` are means of the first and the last few logged losses.
     """
-    state = read_json(checkpoints / "trainer_state.json")
+    finished = finished_folder(checkpoints)
+    state = read_json(finished / "trainer_state.json")
     losses = [[each["step"], each["loss"]] for each in state["log_history"] if "loss" in each]
     values = [loss for _, loss in losses]
     first, last = values[:SMOOTHED], values[-SMOOTHED:]
     attempts = _attempts(checkpoints)
     return {
         "checkpoints": str(checkpoints),
+        "weights": str(weights_folder(finished)),
         "fingerprint": checkpoints.name,
         "global_step": state["global_step"],
         "max_steps": state["max_steps"],
@@ -71,15 +71,47 @@ def summarize(checkpoints: Path) -> dict[str, Any]:
     }
 
 
-def _run_attempt(checkpoints: Path, launch: Path, world_size: int, output: Path) -> None:
+def _train_here(checkpoints: Path, launch: Path, world_size: int, output: Path) -> None:
+    start = output.stat().st_size if output.exists() else 0
+    process = _find_or_start(checkpoints, launch, world_size, output)
+    if process is None:
+        log.info("the run is complete already: %s", checkpoints)
+        return
+    try:
+        code = _follow(process, checkpoints)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave it half stopped
+        log.info("stopping process %d", process.id.pid)
+        process.stop()
+        _end_attempt(checkpoints, "stopped by the user")
+        raise SftError("stopped; run again to go on from the newest checkpoint") from None
+    process.stop()  # what the launch script left behind would write into the next attempt
+    how = f"exit code {code}" if process.child else "its exit code went to a driver that was killed"
+    if not finished_folder(checkpoints):
+        _end_attempt(checkpoints, f"failed: {how}")
+        raise SftError(
+            f"{checkpoints}: training ended before its last step ({how})\n"
+            f"{tail(output, start if process.child else 0)}\n"
+            f"the whole output: {output}\nrun again to go on from the newest checkpoint"
+        )
+    if code:
+        log.warning("the run is complete, though its training ended with %s; see %s", how, output)
+
+
+def _find_or_start(
+    checkpoints: Path, launch: Path, world_size: int, output: Path
+) -> local.Process | None:
+    """The process that trains this run, started if need be; None where the run is complete."""
     record = checkpoints / "process"
-    process = local.find(record)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.touch()
-    start = output.stat().st_size
-    if process:
-        log.info("attaching to process %d, which trains this run already", process.pid)
-    else:
+    if finished_folder(checkpoints) and not local.find(record):
+        return None
+    with local.claim(checkpoints) as claimed:
+        if process := local.find(record):
+            log.info("attaching to process %d, which trains this run already", process.id.pid)
+            return process
+        if finished_folder(checkpoints):
+            return None
+        local.end_leftovers(record)
         _refuse_other_world_size(checkpoints, world_size)
         for sentence in set_aside_broken_checkpoints(checkpoints):
             log.warning("%s", sentence)
@@ -87,21 +119,7 @@ def _run_attempt(checkpoints: Path, launch: Path, world_size: int, output: Path)
         log.info("training from %s", resumed.name if resumed else "the beginning")
         _end_attempt(checkpoints, "lost: its driver was killed and it ended unseen")
         _begin_attempt(checkpoints, world_size, resumed)
-        process = local.start(launch, record, output)
-    try:
-        code = _follow(process, checkpoints)
-    except KeyboardInterrupt:
-        process.stop()
-        _end_attempt(checkpoints, "stopped by the user")
-        raise SftError("stopped; run again to go on from the newest checkpoint") from None
-    complete = code == 0 and is_complete_run(checkpoints)
-    _end_attempt(checkpoints, "completed" if complete else f"failed with exit code {code}")
-    if not complete:
-        raise SftError(
-            f"{checkpoints}: training ended before its last step (exit code {code})\n"
-            f"{tail(output, start)}\n"
-            f"the whole output: {output}\nrun again to go on from the newest checkpoint"
-        )
+        return local.start(launch, record, output, claimed)
 
 
 def _follow(process: local.Process, checkpoints: Path) -> int:
@@ -135,11 +153,14 @@ class _StepLines:
     def say_new(self) -> None:
         if not self.path.exists():
             return
-        with open(self.path, encoding="utf-8") as file:
+        if self.path.stat().st_size < self.position:  # a run from the beginning starts a new one
+            self.position = 0
+        with open(self.path, "rb") as file:
             file.seek(self.position)
-            while (line := file.readline()).endswith("\n"):
+            while (line := file.readline()).endswith(b"\n"):
                 self.position = file.tell()
-                self._say(json.loads(line))
+                with suppress(ValueError):  # a killed trainer left half a line
+                    self._say(json.loads(line))
 
     def _say(self, entry: dict[str, Any]) -> None:
         if "loss" in entry:
@@ -155,9 +176,11 @@ def _attempts(checkpoints: Path) -> list[dict[str, Any]]:
     return read_json(path) if path.exists() else []
 
 
-def _begin_attempt(checkpoints: Path, world_size: int, resumed: Path | None) -> None:
+def _begin_attempt(
+    checkpoints: Path, world_size: int, resumed: Path | None, started: str | None = None
+) -> None:
     attempt = {
-        "started": now(),
+        "started": started or now(),
         "world_size": world_size,
         "resumed": resumed.name if resumed else None,
         "finished": None,
@@ -166,12 +189,23 @@ def _begin_attempt(checkpoints: Path, world_size: int, resumed: Path | None) -> 
     write_json(checkpoints / "attempts.json", [*_attempts(checkpoints), attempt])
 
 
-def _end_attempt(checkpoints: Path, ending: str) -> None:
+def _end_attempt(checkpoints: Path, ending: str, finished: str | None = None) -> None:
     """Write down how the newest attempt ended, if that is not known yet."""
     attempts = _attempts(checkpoints)
     if attempts and attempts[-1]["ending"] is None:
-        attempts[-1] |= {"finished": now(), "ending": ending}
+        attempts[-1] |= {"finished": finished or now(), "ending": ending}
         write_json(checkpoints / "attempts.json", attempts)
+
+
+def _note_completion(checkpoints: Path, world_size: int) -> None:
+    """Write down the attempt that completed the run, be it one of ours or a launch.sh by hand."""
+    state = finished_folder(checkpoints) / "trainer_state.json"
+    finished_s = state.stat().st_mtime
+    if not _attempts(checkpoints):
+        taken_s = read_json(state)["log_history"][-1].get("train_runtime", 0)
+        started = utc(finished_s - taken_s)
+        _begin_attempt(checkpoints, world_size, resumed=None, started=started)
+    _end_attempt(checkpoints, "completed", utc(finished_s))
 
 
 def _refuse_other_world_size(checkpoints: Path, world_size: int) -> None:

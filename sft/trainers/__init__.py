@@ -1,1 +1,1 @@
-"""Modules that run inside a trainer's environment: they import that trainer and the standard library."""
+"""Modules that run in a trainer's environment: they import it and the standard library."""

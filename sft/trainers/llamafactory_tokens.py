@@ -96,8 +96,11 @@ def _encode(source: Dataset, position: int, processor: Any, data_args: Any) -> D
 
 def _refuse_empty(counts: Mapping[str, Mapping[str, int]]) -> None:
     """LLaMA-Factory warns of each row that it drops, and goes on with those that are left."""
-    empty = [f"{name} (0 of {each['rows_in']} rows)" for name, each in counts.items()
-             if not each["rows_out"]]
+    empty = [
+        f"{name} (0 of {each['rows_in']} rows)"
+        for name, each in counts.items()
+        if not each["rows_out"]
+    ]
     if empty:
         sys.exit(
             f"no example came out of {', '.join(empty)}: its `columns`, `tags` and `formatting` "

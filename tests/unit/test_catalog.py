@@ -132,7 +132,7 @@ def test_good_name_passes(inputs, name):
         {"hub_id": "org/" + "x" * 92},
         {"register": "true", "take_over": "TRUE", "trust_remote_code": "false"},
         {"model": "big", "mix": "tools", "num_nodes": "8"},
-        {"base_config": "smoke", "template": "qwen3"},
+        {"base_config": "smoke", "template": "qwen3", "per_device_train_batch_size": "1"},
         {"template": "chatml_tools"},
         {"deepspeed": "ds_z3.json"},
         {"global_batch_size": "32", "per_device_train_batch_size": "2"},

@@ -101,5 +101,3 @@ def project(tmp_path: Path) -> Project:
 def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project for tests that only look."""
     return copy_checkout(tmp_path_factory.mktemp("project"))
-
-

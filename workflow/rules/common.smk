@@ -5,6 +5,7 @@ IN   config, the table of experiments and its registries
 OUT  CATALOG, and functions that rules use, each named after what it returns
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,10 +16,15 @@ sys.path.insert(0, str(workflow.basedir))
 
 from sft.catalog import local_files, read_catalog, rendered_facts, token_science, tokens_name
 from sft.config import registry_file, site_names, upload_folder
+from sft.environment import use_hub_cache
 from sft.errors import SftError
+from sft.files import read_yaml
+from sft.locks import free_folder, hold_folder
 from sft.site import placeholders
 
 try:
+    for path in workflow.configfiles:
+        read_yaml(Path(path))  # Snakemake takes the second of two equal keys without a word
     CATALOG = read_catalog(config, site_names(Path(workflow.basedir) / "profiles"))
 except SftError as error:
     raise WorkflowError(str(error)) from None
@@ -28,6 +34,19 @@ EXPERIMENTS = CATALOG.experiments
 REGISTERED = [name for name, experiment in EXPERIMENTS.items() if experiment.register]
 NETWORK_IS_HERE = SITE.network_on == "here"
 
+# Where jobs download to. HF_HOME stays as it is: the user's token lies there.
+use_hub_cache(SITE)
+
+# Locks that a killed snakemake left have to go before Snakemake looks at them, which it does after
+# the Snakefile is read; it does not say before that whether this is a dry run.
+if workflow.is_main_process:
+    DRY_RUN = bool({"-n", "--dry-run", "--dryrun"} & set(sys.argv))
+    if not DRY_RUN:
+        hold_folder(Path(".snakemake"))
+    free_folder(Path(".snakemake"), logger.info, patient=not DRY_RUN)
+elif workflow.remote_exec:
+    os.environ.pop("SFT_DRIVER", None)  # a job of the cluster outlives the driver that queued it
+
 
 wildcard_constraints:
     experiment="|".join(map(re.escape, EXPERIMENTS)) or "(?!)",
@@ -36,22 +55,30 @@ wildcard_constraints:
     tokens="|".join(map(re.escape, CATALOG.tokens)) or "(?!)",
 
 
-def tracked(values_of: Mapping[str, Mapping], wildcard: str) -> dict[str, Callable]:
+def tracked(values_of: Mapping[str, Mapping], wildcard: str) -> dict[str, str | Callable]:
     """One param a key of the values, `key=value`: a dry run then names just the key that changed.
 
     Snakemake compares params without their names, and leaves out what is no built-in type: the
     Ellipsis of an absent key, so that a new column of the table reruns no row that leaves it empty.
     """
-
-    def param_of(key: str) -> Callable:
-        def param(wildcards):
-            values = values_of[wildcards[wildcard]]
-            return f"{key}={values[key]}" if key in values else ...
-
-        return param
-
     keys = {key for values in values_of.values() for key in values}
-    return {key.replace(".", "_"): param_of(key) for key in sorted(keys)}
+    return {key.replace(".", "_"): param_of(key, values_of, wildcard) for key in sorted(keys)}
+
+
+def param_of(key: str, values_of: Mapping[str, Mapping], wildcard: str) -> str | Callable:
+    """`key=value`, or the function of wildcards that gives it where not all values are the same.
+
+    A function costs Snakemake 40 µs a job; with a text for most of the keys, a dry run of a large
+    table is a tenth faster. A text with a brace would be taken for one with wildcards.
+    """
+    texts = {
+        name: f"{key}={values[key]}" if key in values else ...
+        for name, values in values_of.items()
+    }
+    first = next(iter(texts.values()))
+    if first is not ... and "{" not in first and set(texts.values()) == {first}:
+        return first
+    return lambda wildcards: texts[wildcards[wildcard]]
 
 
 def experiment_of(wildcards):
@@ -71,21 +98,31 @@ def tokens_receipt_of(experiment) -> str:
     return f"<results>/tokens/{tokens_name(experiment)}/pretokenized.json"
 
 
-def warn_or_refuse_placeholders() -> None:
-    """Say which facts of the site are still to be filled in; refuse to start jobs with them."""
-    found = placeholders(config)
-    defaults = workflow.resource_settings.default_resources
-    if defaults:
-        found += placeholders(defaults.args_as_dict, "default-resources.")
-    if not found:
-        return
-    text = (
-        f"profiles/{SITE.name}/config.yaml: still to be filled in: {', '.join(found)}; "
-        "replace FILL_IN by your own account and folders"
-    )
-    if not workflow.dryrun:
-        raise WorkflowError(text)
-    logger.warning(text)
+def list_placeholders() -> list[str]:
+    """The keys of the profile that are still to be filled in, its resources included."""
+    settings = workflow.resource_settings
+    resources = {"default-resources": settings.default_resources or {}}
+    for rule, its_own in settings.overwrite_resources.items():
+        resources[f"set-resources.{rule}"] = its_own
+    texts = {
+        place: {name: resource.raw for name, resource in those.items()}
+        for place, those in resources.items()
+    }
+    return placeholders(config) + placeholders(texts)
 
 
-warn_or_refuse_placeholders()
+TO_FILL_IN = list_placeholders()
+TO_FILL_IN_TEXT = (
+    f"profiles/{SITE.name}/config.yaml: still to be filled in: {', '.join(TO_FILL_IN)}; "
+    "replace FILL_IN by your own account and folders"
+)
+
+if TO_FILL_IN:
+    logger.warning(TO_FILL_IN_TEXT)
+
+
+# While the Snakefile is read, Snakemake does not say yet whether this is a dry run; a dry run
+# never comes here.
+onstart:
+    if TO_FILL_IN:
+        raise WorkflowError(TO_FILL_IN_TEXT)

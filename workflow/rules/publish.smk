@@ -8,6 +8,17 @@ OUT  <results>/runs/{experiment}/release/          weights, config, tokenizer, m
      <results>/runs/{experiment}/registered.json   ids of its rows in the registry
 """
 
+HUB_IDS = {name: {"hub_id": each.hub_id} for name, each in EXPERIMENTS.items()}
+REGISTRATION = {
+    name: {
+        "hub_id": each.hub_id,
+        "take_over": each.take_over,
+        "base_model": each.model.registry_name,
+        "declare_base": each.model.declare,
+    }
+    for name, each in EXPERIMENTS.items()
+}
+
 
 rule assemble_release:
     """Put together what serving needs and nothing else."""
@@ -23,7 +34,7 @@ rule assemble_release:
     log:
         "<results>/runs/{experiment}/logs/assemble_release.log",
     params:
-        hub_id=lambda wildcards: experiment_of(wildcards).hub_id,
+        **tracked(HUB_IDS, "experiment"),
         site=SITE,
         experiment=experiment_of,
     script:
@@ -61,8 +72,7 @@ rule register:
         "<results>/runs/{experiment}/logs/register.log",
     localrule: NETWORK_IS_HERE
     params:
-        hub_id=lambda wildcards: experiment_of(wildcards).hub_id,
-        take_over=lambda wildcards: experiment_of(wildcards).take_over,
+        **tracked(REGISTRATION, "experiment"),
         registry_file=str(registry_file(config)),
         site=SITE,
         experiment=experiment_of,

@@ -6,6 +6,7 @@ OUT  <results>/runs/{experiment}/train.yaml       what the trainer reads
      <results>/runs/{experiment}/launch.sh        what starts it on a node
      <results>/runs/{experiment}/checkpoints/     one folder for each fingerprint of the run
      <results>/runs/{experiment}/trained.json     where its checkpoints are, steps, losses, attempts
+     <results>/runs/{experiment}/loss.png         the loss by step, for the report
      <results>/runs/{experiment}/layout.json      {"layout": "safetensors" | "zero3" | "fsdp" | "lora"}
 """
 
@@ -40,9 +41,17 @@ rule train:
         launch="<results>/runs/{experiment}/launch.sh",
     output:
         receipt="<results>/runs/{experiment}/trained.json",
+        loss=report(
+            "<results>/runs/{experiment}/loss.png",
+            caption="../report/loss.rst",
+            category="Loss",
+            labels={"experiment": "{experiment}"},
+        ),
     log:
         "<results>/runs/{experiment}/logs/train.log",
     localrule: True
+    resources:
+        nodes=lambda wildcards: experiment_of(wildcards).num_nodes,
     params:
         site=SITE,
         experiment=experiment_of,

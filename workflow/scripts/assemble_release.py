@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from sft.provenance import gather_provenance
-from sft.receipt import Clock, read_receipt, read_receipts, write_receipt
+from sft.receipt import Clock, read_receipts, write_receipt
 from sft.release import assemble_release
 from sft.step import step_log
 
