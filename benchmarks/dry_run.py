@@ -2,13 +2,12 @@
 
     python benchmarks/dry_run.py [--experiments 1000] [--repeats 3] [--check]
 
-Both have the same number of jobs of each rule, connected by the same files, `detect_layout` being a
-checkpoint in both. The bare one has rules with inputs and outputs and nothing else: no table, no
-checks, no params, no logs. The ratio of the two wall times is thus what reading and checking the
-table, and comparing what a result depends on, cost on top of Snakemake's own work. It changes
-little between computers, the seconds do. Dry runs of the two alternate, so that another load on
-the computer meets both; medians are printed. All receipts are missing: the longest dry run there
-is.
+Both have the same number of jobs of each rule, connected by the same files. The bare one has
+inputs, outputs and a line of shell, and nothing else: no table, no checks, no params, no scripts,
+no logs. Its time is Snakemake's own for so many jobs; the ratio says what reading and checking the
+table, and keeping what a result depends on, cost on top. The seconds belong to the computer, the
+ratio hardly. Dry runs of the two alternate, so that other load on the computer meets both, and
+medians count. Nothing is made yet in either, which makes the longest dry run that there is.
 
 The last line is JSON. With --check the exit code is 1 where the ratio is above MOST.
 """
@@ -267,7 +266,8 @@ def table(timed: dict[str, list[DryRun]]) -> str:
         seconds = [run.seconds for run in runs]
         peak = statistics.median(run.peak_mb for run in runs)
         numbers = (median_seconds(runs), min(seconds), max(seconds))
-        lines.append(f"{name:<10}" + "".join(f"{each:>10.2f}" for each in numbers) + f"{peak:>10.0f}")
+        cells = "".join(f"{each:>10.2f}" for each in numbers)
+        lines.append(f"{name:<10}{cells}{peak:>10.0f}")
     return "\n".join(lines)
 
 

@@ -5,15 +5,12 @@ torch and in seconds on a folder of any size.
 """
 
 import itertools
-import json
-import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
-from sft.errors import SftError
+from sft.errors import SftError, first_few
 from sft.files import read_json
 from sft.shards import (
     FSDP_OPTIMIZER,
@@ -21,12 +18,10 @@ from sft.shards import (
     check_archive,
     find_fsdp,
     find_zero3,
-    first_few,
     read_shards,
 )
+from sft.weights import Tensor, read_tensors, read_weights_index
 
-INDEX = "model.safetensors.index.json"
-TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
@@ -38,14 +33,6 @@ class Layout(StrEnum):
     LORA = "lora"
     ZERO3 = "zero3"
     FSDP = "fsdp"
-
-
-class Tensor(NamedTuple):
-    """Where a tensor lies, and what it is; `dtype` in the words of safetensors (BF16, F32)."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def detect_layout(folder: Path) -> tuple[Layout, str]:
@@ -174,70 +161,6 @@ def _check_random_states(checkpoint: Path, shards: Shards | None) -> None:
         check_archive(checkpoint / name)
 
 
-def read_weights_index(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the model in `folder` by name, as the headers of its files tell.
-
-    Raises SftError that names every file that is missing, truncated or at odds with the index.
-    """
-    single = folder / "model.safetensors"
-    if not (folder / INDEX).exists():
-        if not single.exists() and any(folder.glob("model-*.safetensors")):
-            raise SftError(f"{folder}: model-*.safetensors without {INDEX}, which is written last")
-        return _read_tensors(single)
-    named = read_json(folder / INDEX)["weight_map"]
-    if single.exists() and single.name not in named.values():
-        raise SftError(f"{folder}: {single.name} and {INDEX} name different weights; keep one")
-    tensors, faults = {}, []
-    for file in sorted(set(named.values())):
-        try:
-            tensors |= _read_tensors(folder / file)
-        except SftError as error:
-            faults.append(str(error))
-    if faults:
-        raise SftError("\n".join(faults))
-    found = {name: tensor.file for name, tensor in tensors.items()}
-    if odd := sorted({name for name, _ in named.items() ^ found.items()}):
-        raise SftError(f"{folder / INDEX}: at odds with its files about {first_few(odd)}")
-    return tensors
-
-
-def count_parameters(folder: Path) -> int:
-    """The number of parameters in the safetensors of `folder`; tied ones count once."""
-    return sum(math.prod(tensor.shape) for tensor in read_weights_index(folder).values())
-
-
-def weights_dtype(folder: Path) -> str:
-    """The dtype of most parameters in the safetensors of `folder`, as torch names it."""
-    sizes: dict[str, int] = {}
-    for tensor in read_weights_index(folder).values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + math.prod(tensor.shape)
-    most = max(sizes, key=sizes.get)
-    return TORCH_DTYPES.get(most, most)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file: 8 bytes with the length of a JSON header, then data."""
-    if not path.is_file():
-        raise SftError(f"{path}: missing")
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or 8 + length > size:
-            raise SftError(f"{path}: truncated at {size} bytes, inside its header")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise SftError(f"{path}: damaged, its header is not JSON: {error}") from error
-    header.pop("__metadata__", None)
-    promised = 8 + length + max((each["data_offsets"][1] for each in header.values()), default=0)
-    if size != promised:
-        raise SftError(f"{path}: {size} bytes, its header promises {promised}: truncated")
-    return {
-        name: Tensor(path.name, entry["dtype"], tuple(entry["shape"]))
-        for name, entry in header.items()
-    }
-
-
 def _check_filled(tensors: Mapping[str, Tensor], where: Path) -> None:
     """Refuse the placeholders that ZeRO-3 saves for weights which it did not gather."""
     empty = [name for name, tensor in tensors.items() if 0 in tensor.shape]
@@ -275,7 +198,7 @@ def _find_adapter(folder: Path) -> str | None:
     weights = folder / "adapter_model.safetensors"
     if not weights.exists() and not (folder / "adapter_config.json").exists():
         return None
-    tensors = _read_tensors(weights)
+    tensors = read_tensors(weights)
     _check_filled(tensors, weights)
     base = read_json(folder / "adapter_config.json")["base_model_name_or_path"]
     return f"a LoRA adapter of {base}, {len(tensors)} tensors"

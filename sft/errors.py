@@ -51,3 +51,9 @@ def nearest(word: object, choices: Iterable[str]) -> str:
 
 def _initials(name: str) -> str:
     return "".join(part[:1] for part in name.lower().split("_"))
+
+
+def first_few(items: Iterable[object]) -> str:
+    """The first items, and how many more there are."""
+    listed = [str(item) for item in items]
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

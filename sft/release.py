@@ -10,16 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sft.card import read_license, write_card
-from sft.checkpoint import (
-    INDEX,
-    Layout,
-    count_parameters,
-    detect_layout,
-    read_weights_index,
-    weights_dtype,
-)
+from sft.checkpoint import Layout, detect_layout
 from sft.errors import SftError
 from sft.files import link_or_copy, manifest, new_folder, read_json, write_json, write_text
+from sft.weights import INDEX, count_parameters, read_weights_index, weights_dtype
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
 AS_THEY_ARE = (*VOCABULARIES, "special_tokens_map.json", "added_tokens.json", INDEX)

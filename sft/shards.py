@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sft.errors import SftError
+from sft.errors import SftError, first_few
 
 SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
 FSDP_MODEL = ("pytorch_model_fsdp_0", "pytorch_model_fsdp.bin")
@@ -128,9 +128,3 @@ def check_archive(path: Path) -> None:
         raise SftError(f"{path}: missing")
     if not _is_whole_archive(path):
         raise SftError(f"{path}: truncated at {path.stat().st_size} bytes")
-
-
-def first_few(items: Iterable[object]) -> str:
-    """The first items, and how many more there are."""
-    listed = [str(item) for item in items]
-    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

@@ -10,19 +10,17 @@ import pytest
 
 from sft.checkpoint import (
     Layout,
-    count_parameters,
     detect_layout,
     finished_folder,
     is_complete_run,
     newest_complete_checkpoint,
-    read_weights_index,
     resume_fault,
     set_aside_broken_checkpoints,
-    weights_dtype,
     weights_folder,
 )
 from sft.errors import SftError
 from sft.shards import read_shards
+from sft.weights import count_parameters, read_weights_index, weights_dtype
 
 CONFIG = {"vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 2}
 SHAPES = {

@@ -108,7 +108,8 @@ class Stub(Project):
                 pytest.fail(f"{place} was not reached:\n{child.communicate()[0]}")
             yield psutil.Process(child.pid)
         finally:
-            kill_tree(psutil.Process(child.pid))
+            if child.poll() is None:
+                kill_tree(psutil.Process(child.pid))
             child.communicate()
 
     def reached(self, place: str) -> Path:
