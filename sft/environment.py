@@ -3,7 +3,10 @@
 import os
 import shlex
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from sft.errors import SftError
 from sft.site import Site
@@ -76,6 +79,32 @@ def ask_environment(site: Site, environment: str, command: str) -> str:
             f"{done.returncode} of {command}\n{done.stderr.strip() or done.stdout.strip()}"
         )
     return done.stdout.splitlines()[-1]
+
+
+def read_pins(site: Site, environment: str) -> list[Requirement]:
+    """What the site's profile says that an environment must hold."""
+    where = f"profiles/{site.name}/config.yaml, environment_pins, {environment}"
+    pins = []
+    for text in site.environment_pins.get(environment, "").split():
+        try:
+            pins.append(Requirement(text))
+        except InvalidRequirement as error:
+            raise SftError(f"{where}: found {text!r}, expected e.g. torch==2.9.1") from error
+    return pins
+
+
+def pin_faults(
+    pins: Iterable[Requirement], versions: Mapping[str, str], where: str, site: Site
+) -> list[str]:
+    """One line for each pin that the installed `versions` do not keep."""
+    remedy = f"repair it, or correct environment_pins in profiles/{site.name}/config.yaml"
+    return [
+        f"{where} at {site.name}: {pin.name}: found {versions.get(pin.name, 'none')}, "
+        f"expected {pin.specifier or 'any version'}; {remedy}"
+        for pin in pins
+        if pin.name not in versions
+        or not pin.specifier.contains(versions[pin.name], prereleases=True)
+    ]
 
 
 def run_in_environment(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sft.backends import BACKENDS
-from sft.environment import ask_environment, run_in_environment
-from sft.errors import SftError
+from sft.environment import ask_environment, pin_faults, read_pins, run_in_environment
+from sft.errors import SftError, raise_faults
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
 from sft.files import (
@@ -99,9 +99,15 @@ def _template_hash(experiment: Experiment) -> str | None:
 
 
 def trainer_versions(experiment: Experiment, site: Site) -> dict[str, str]:
-    """The versions of the trainer's packages, asked in its own environment."""
-    command = BACKENDS[experiment.backend].versions_command()
-    return json.loads(ask_environment(site, experiment.environment, command))
+    """The versions of the trainer's packages, asked in its own environment.
+
+    Raises SftError where the environment does not hold what the site's pins ask for.
+    """
+    pins = read_pins(site, experiment.environment)
+    command = BACKENDS[experiment.backend].versions_command([pin.name for pin in pins])
+    versions = json.loads(ask_environment(site, experiment.environment, command))
+    raise_faults(pin_faults(pins, versions, f"environment {experiment.environment!r}", site))
+    return versions
 
 
 def _tokenize(

@@ -1,6 +1,7 @@
 """LLaMA-Factory: its base configs, what it reads, and how it is called."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -287,9 +288,9 @@ def _source_key(made: Mapping[str, Any]) -> str:
     return "script_url" if made["source"].startswith("hub:") else "file_name"
 
 
-def versions_command() -> str:
-    """A line of shell that prints the versions of the trainer's packages as JSON."""
-    return f"python -m {MODULE} versions"
+def versions_command(names: Iterable[str]) -> str:
+    """A line of shell that prints versions, of the trainer's packages and of `names`, as JSON."""
+    return shlex.join(["python", "-m", MODULE, "versions", *names])
 
 
 def pretokenize_command(request: Path, tokens_root: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """LLaMA-Factory's entry: tokenize a mix, check a config, train. Runs in its own environment.
 
-    python -m sft.trainers.llamafactory versions
+    python -m sft.trainers.llamafactory versions [NAME ...]
     python -m sft.trainers.llamafactory pretokenize REQUEST_FOLDER TOKENS_FOLDER
     python -m sft.trainers.llamafactory check TRAIN_YAML
     python -m sft.trainers.llamafactory train TRAIN_YAML --world-size N
@@ -11,22 +11,27 @@ both tokenizing and training come through here, and upstream stays as it was ins
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sft.trainers.text_only import allow_text_only
 
-PACKAGES = ("llamafactory", "transformers", "tokenizers", "datasets", "torch", "accelerate")
-OPTIONAL_PACKAGES = ("deepspeed", "liger_kernel", "flash_attn")
+PACKAGES = (
+    *("llamafactory", "transformers", "tokenizers", "datasets", "torch", "accelerate"),
+    *("deepspeed", "liger_kernel", "flash_attn"),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="sft.trainers.llamafactory")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("versions")
+    asking = commands.add_parser("versions")
+    asking.add_argument("names", nargs="*")
     tokenizing = commands.add_parser("pretokenize")
     tokenizing.add_argument("request", type=Path)
     tokenizing.add_argument("tokens", type=Path)
@@ -37,7 +42,7 @@ def main() -> None:
     training.add_argument("--world-size", type=int, required=True)
     arguments = parser.parse_args()
     if arguments.command == "versions":
-        print(json.dumps(versions()))
+        print(json.dumps(versions(arguments.names)))
     elif arguments.command == "pretokenize":
         pretokenize(arguments.request, arguments.tokens)
     elif arguments.command == "check":
@@ -46,10 +51,13 @@ def main() -> None:
         train(arguments.config, arguments.world_size)
 
 
-def versions() -> dict[str, str]:
-    """The versions of the packages that decide tokens and weights, of this environment."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    for name in OPTIONAL_PACKAGES:
+def versions(names: Iterable[str] = ()) -> dict[str, str]:
+    """The versions of what decides tokens and weights here, and of the packages `names`.
+
+    A package that is not installed is absent.
+    """
+    found = {}
+    for name in dict.fromkeys([*PACKAGES, *names]):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -81,6 +89,9 @@ def check(config: Path) -> None:
     # The parser runs where there may be no GPU; the training job has one.
     training_args.is_torch_bf16_gpu_available = lambda: True
     arguments = _read_config(config)
+    if arguments.get("flash_attn") == "fa2" and importlib.util.find_spec("flash_attn") is None:
+        # LLaMA-Factory warns and takes eager attention, which runs out of memory at long contexts.
+        sys.exit("flash_attn: fa2, but flash-attn is not installed in this environment")
     if arguments.get("deepspeed"):  # the parser wants a process group then
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -250,6 +250,13 @@ def test_misspelt_key_is_refused_by_the_trainers_own_parser(model, tokens, tmp_p
     assert "lerning_rate" in ran.stderr
 
 
+def test_flash_attention_that_is_not_installed_is_refused(model, tokens, tmp_path):
+    ran = run_entry("check", train_config(tmp_path, model, tokens, flash_attn="fa2"))
+
+    assert ran.returncode != 0
+    assert "flash-attn is not installed" in ran.stderr
+
+
 def test_versions_name_what_decides_the_tokens():
     found = json.loads(run_entry("versions").stdout)
 
