@@ -166,29 +166,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Stub:
     return project
 
 
-@dataclass(frozen=True)
-class Killed:
-    """A project that was killed at each place; what its last, undisturbed snakemake printed."""
-
-    project: Stub
-    text: str
-
-
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Stub:
     """Each snakemake goes on from where the one before was killed."""
     project = make_stub(tmp_path_factory.mktemp("killed"))
-    for stage, place in [(stage, place) for stage in PLACES for place in PLACES[stage]]:
+    for stage, places in PLACES.items():
         # Snakemake may fetch models and datasets in any order.
         until = ["--until", stage] if stage.startswith("fetch") else []
-        with project.paused(place, *until) as snakemake:
-            if place == SNAKEMAKE_ALONE:
-                [script] = [process_id(each.pid) for each in snakemake.children()]
-                snakemake.kill()
-                wait_until(lambda script=script: not script.runs())
+        for place in places:
+            with project.paused(place, *until) as snakemake:
+                if place == SNAKEMAKE_ALONE:
+                    [script] = [process_id(each.pid) for each in snakemake.children()]
+                    snakemake.kill()
+                    wait_until(lambda script=script: not script.runs())
     ran = project.snakemake("--cores", "1")
     assert ran.code == 0, ran.text
-    return Killed(project, ran.text)
+    return project
 
 
 def files(folder: Path) -> set[str]:
@@ -206,12 +199,12 @@ def test_release_is_that_of_an_undisturbed_run(killed, undisturbed):
         folder = project.results / "runs" / "killed" / "release"
         return [each for each in manifest(folder) if each["path"] not in TIMES]
 
-    assert release(killed.project) == release(undisturbed)
+    assert release(killed) == release(undisturbed)
 
 
 def test_what_is_uploaded_is_the_release(killed):
-    uploaded = manifest(killed.project.results / "hub" / "laion" / "killed")
-    assert uploaded == manifest(killed.project.results / "runs" / "killed" / "release")
+    uploaded = manifest(killed.results / "hub" / "laion" / "killed")
+    assert uploaded == manifest(killed.results / "runs" / "killed" / "release")
 
 
 def test_registry_has_the_rows_of_an_undisturbed_run(killed, undisturbed):
@@ -222,27 +215,27 @@ def test_registry_has_the_rows_of_an_undisturbed_run(killed, undisturbed):
                 for table in ("models", "datasets")
             ] + sorted(registry.execute("SELECT name FROM agents"))
 
-    assert rows(killed.project) == rows(undisturbed)
+    assert rows(killed) == rows(undisturbed)
 
 
 def test_no_file_is_left_over(killed, undisturbed):
-    assert files(killed.project.results) == files(undisturbed.results)
+    assert files(killed.results) == files(undisturbed.results)
 
 
 def test_snakemake_has_no_lock_and_no_incomplete_file(killed):
-    folder = killed.project.root / ".snakemake"
+    folder = killed.root / ".snakemake"
     assert not files(folder / "locks") | files(folder / "incomplete") | files(folder / "drivers")
 
 
 def test_training_starts_again_where_it_was_killed_and_never_twice(killed):
-    assert killed.project.starts() == [
+    assert killed.starts() == [
         "the stub starts from step 0",
         "the stub starts from step 2",
     ]
 
 
 def test_attempts_tell_what_happened(killed):
-    [checkpoints] = (killed.project.results / "runs" / "killed" / "checkpoints").iterdir()
+    [checkpoints] = (killed.results / "runs" / "killed" / "checkpoints").iterdir()
     assert [each["ending"] for each in read_json(checkpoints / "attempts.json")] == [
         "lost: its driver was killed and it ended unseen",
         "completed",

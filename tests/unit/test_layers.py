@@ -1,0 +1,151 @@
+"""Imports run one way, and each module imports only the packages that this table gives it."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+PACKAGE = CHECKOUT / "sft"
+
+# From the bottom to the top: a module imports from layers below its own, and from no other.
+# A folder is one module here; sft/trainers has rules of its own, below.
+LAYERS = (
+    ("errors", "process", "plot", "templates"),
+    ("files", "step", "shards"),
+    ("receipt", "schema", "config", "locks", "weights"),
+    ("model", "mix", "site"),
+    ("experiment",),
+    ("plan",),
+    ("backends",),
+    ("environment", "network"),
+    ("catalog",),
+    # Stages, and what they are made of.
+    ("checkpoint", "sources", "card", "hub", "local", "registry"),
+    ("fetch", "release", "train", "registration"),
+    ("tokens", "render", "provenance"),
+    # What people call.
+    ("results",),
+    ("cli",),
+    ("__main__",),
+)
+
+# What a module may import beside the standard library and `sft`.
+PACKAGES = {
+    "files": {"yaml"},
+    "schema": {"jsonschema"},
+    "experiment": {"pandas"},
+    "environment": {"packaging"},
+    "plot": {"matplotlib"},
+    "card": {"huggingface_hub"},
+    "fetch": {"huggingface_hub", "httpx2", "tqdm"},
+    "sources": {"pyarrow"},
+    "registry": {"sqlalchemy"},
+    "render": {"jinja2"},
+    "cli": {"tabulate"},
+}
+
+# Each job of a cluster reads the Snakefile again: what its rules import has to load fast.
+LIGHT = {"yaml", "jsonschema", "pandas", "packaging"}
+
+# Inside a trainer's environment: the trainer, and what it is made of itself.
+TRAINERS = {
+    "llamafactory": {
+        *("llamafactory", "torch", "transformers", "datasets", "omegaconf", "numpy", "pyarrow"),
+    },
+    "text_only": set(),
+}
+
+LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+
+
+def module_of(path: Path) -> str:
+    """The name of a file's module in LAYERS: of a folder, the folder's."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The full names that a file imports anywhere in it, inside of functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}, line {node.lineno}: a relative import"
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def own(path: Path) -> set[str]:
+    """The modules of `sft` that a file imports, by their names in LAYERS, its own left out."""
+    names = (name.split(".") for name in imports_of(path))
+    return {parts[1] for parts in names if parts[0] == "sft"} - {module_of(path)}
+
+
+def foreign(path: Path) -> set[str]:
+    """The packages that a file imports beside the standard library and `sft`."""
+    return {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names - {"sft"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+ALL = sorted(path for path in PACKAGE.rglob("*.py") if path.read_text().strip())
+IN_TRAINERS = [path for path in ALL if module_of(path) == "trainers"]
+ELSEWHERE = [path for path in ALL if path not in IN_TRAINERS and module_of(path) != "__init__"]
+
+
+def test_each_module_has_a_layer():
+    assert {module_of(path) for path in ELSEWHERE} == LEVELS.keys()
+
+
+def test_the_package_itself_imports_nothing():
+    assert not list(imports_of(PACKAGE / "__init__.py"))
+
+
+@pytest.mark.parametrize("path", ELSEWHERE, ids=name_of)
+def test_module_imports_from_lower_layers_only(path):
+    level = LEVELS[module_of(path)]
+
+    assert not [name for name in own(path) if LEVELS.get(name, level) >= level]
+
+
+@pytest.mark.parametrize("path", ELSEWHERE, ids=name_of)
+def test_module_imports_only_its_packages(path):
+    assert foreign(path) <= PACKAGES.get(module_of(path), set())
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_nothing_imports_snakemake(path):
+    assert "snakemake" not in foreign(path)
+
+
+@pytest.mark.parametrize("path", IN_TRAINERS, ids=name_of)
+def test_trainer_module_imports_only_its_trainer(path):
+    allowed = next((TRAINERS[name] for name in TRAINERS if path.stem.startswith(name)), set())
+
+    assert foreign(path) <= allowed
+
+
+@pytest.mark.parametrize("path", IN_TRAINERS, ids=name_of)
+def test_trainer_module_uses_nothing_of_the_workflow(path):
+    assert own(path) <= {"templates"}
+
+
+def test_what_the_rules_import_is_light():
+    rules = [CHECKOUT / "Snakefile", *(CHECKOUT / "workflow" / "rules").glob("*.smk")]
+    waiting = {
+        name
+        for path in rules
+        for name in re.findall(r"^\s*from sft\.(\w+)", path.read_text(), re.MULTILINE)
+    }
+    loaded: set[str] = set()
+    while waiting - loaded:
+        loaded |= waiting
+        waiting = {name for path in ELSEWHERE if module_of(path) in loaded for name in own(path)}
+    packages = {name for path in ELSEWHERE if module_of(path) in loaded for name in foreign(path)}
+
+    assert "catalog" in loaded
+    assert packages <= LIGHT
