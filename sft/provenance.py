@@ -15,13 +15,16 @@ from sft.site import Site
 def gather_provenance(
     experiment: Experiment,
     site: Site,
-    config: Path,
     model: Mapping[str, Any],
     datasets: Iterable[Mapping[str, Any]],
     tokens: Mapping[str, Any],
     trained: Mapping[str, Any],
 ) -> Provenance:
-    """The provenance of a trained experiment; the mappings are what earlier stages made."""
+    """The provenance of a trained experiment; the mappings are what earlier stages made.
+
+    Config and nodes are those that it was trained with: a complete run stays as it is when other
+    nodes or save steps are rendered.
+    """
     return Provenance(
         experiment={
             "name": experiment.name,
@@ -29,12 +32,11 @@ def gather_provenance(
             "backend": experiment.backend,
             "template": experiment.template,
             "base_config": Path(experiment.base_config).name,
-            "overrides": dict(experiment.overrides),
             "fingerprint": trained["fingerprint"],
         },
         base_model=_pinned(model),
         datasets=[_pinned(each) | _counts(tokens["sources"][each["name"]]) for each in datasets],
-        config=read_yaml(config),
+        config=read_yaml(Path(trained["config"])),
         training={
             "global_step": trained["global_step"],
             "losses": trained["losses"],
@@ -42,7 +44,7 @@ def gather_provenance(
             "finished": trained["finished"],
             "attempts": len(trained["attempts"]),
             "world_size": trained["attempts"][-1]["world_size"],
-            "num_nodes": experiment.num_nodes,
+            "num_nodes": trained["attempts"][-1]["num_nodes"],
         },
         versions=versions() | tokens["versions"],
         git=git_state(REPOSITORY),

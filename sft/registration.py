@@ -73,7 +73,7 @@ def build_registration(
             "config_blob": f"{uploaded['location']}/config.json",
             "hf_repo": experiment.hub_id,
             "config": dict(experiment.config),
-            "num_nodes": experiment.num_nodes,
+            "num_nodes": trained["attempts"][-1]["num_nodes"],
             "base_revision": model["revision"] or model["sha256"],
             "dataset_revisions": [each["revision"] or each["sha256"] for each in datasets],
             "fingerprint": trained["fingerprint"],

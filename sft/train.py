@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -17,12 +18,13 @@ from sft.checkpoint import (
 )
 from sft.environment import tail
 from sft.errors import SftError
-from sft.files import read_json, read_yaml, write_json
+from sft.files import read_json, read_yaml, write_json, write_text
 from sft.receipt import now, utc
 from sft.site import Site
 from sft.step import log
 
 POLL_S = 1.0
+CONFIG = "train.yaml"  # beside the checkpoints: what trained them, whatever is rendered since
 SMOOTHED = 3  # logged losses that are averaged for the loss at the start and at the end
 
 
@@ -34,14 +36,15 @@ def train(site: Site, config: Path, launch: Path, world_size: int, output: Path)
     Raises SftError where training fails, with the last lines of `output`.
     """
     checkpoints = Path(read_yaml(config)["output_dir"])
+    attempt = {"world_size": world_size, "num_nodes": world_size // site.processes_per_node}
     if site.launcher == "local":
-        _train_here(checkpoints, launch, world_size, output)
+        _train_here(checkpoints, config, launch, attempt, output)
     elif not finished_folder(checkpoints):
         raise SftError(
             f"site {site.name}: this version cannot submit to Slurm yet; {config} and {launch} are "
             "ready: run launch.sh once on each node of a job of yours, then run this again"
         )
-    _note_completion(checkpoints, world_size)
+    _note_completion(checkpoints, config, attempt)
     return summarize(checkpoints)
 
 
@@ -58,6 +61,7 @@ def summarize(checkpoints: Path) -> dict[str, Any]:
     attempts = _attempts(checkpoints)
     return {
         "checkpoints": str(checkpoints),
+        "config": str(checkpoints / CONFIG),
         "weights": str(weights_folder(finished)),
         "fingerprint": checkpoints.name,
         "global_step": state["global_step"],
@@ -71,9 +75,11 @@ def summarize(checkpoints: Path) -> dict[str, Any]:
     }
 
 
-def _train_here(checkpoints: Path, launch: Path, world_size: int, output: Path) -> None:
+def _train_here(
+    checkpoints: Path, config: Path, launch: Path, attempt: Mapping[str, Any], output: Path
+) -> None:
     start = output.stat().st_size if output.exists() else 0
-    process = _find_or_start(checkpoints, launch, world_size, output)
+    process = _find_or_start(checkpoints, config, launch, attempt, output)
     if process is None:
         log.info("the run is complete already: %s", checkpoints)
         return
@@ -99,7 +105,7 @@ def _train_here(checkpoints: Path, launch: Path, world_size: int, output: Path) 
 
 
 def _find_or_start(
-    checkpoints: Path, launch: Path, world_size: int, output: Path
+    checkpoints: Path, config: Path, launch: Path, attempt: Mapping[str, Any], output: Path
 ) -> local.Process | None:
     """The process that trains this run, started if need be; None where the run is complete."""
     record = checkpoints / "process"
@@ -112,13 +118,13 @@ def _find_or_start(
         if finished_folder(checkpoints):
             return None
         local.end_leftovers(record)
-        _refuse_other_world_size(checkpoints, world_size)
+        _refuse_other_world_size(checkpoints, attempt["world_size"])
         for sentence in set_aside_broken_checkpoints(checkpoints):
             log.warning("%s", sentence)
         resumed = newest_complete_checkpoint(checkpoints)
         log.info("training from %s", resumed.name if resumed else "the beginning")
         _end_attempt(checkpoints, "lost: its driver was killed and it ended unseen")
-        _begin_attempt(checkpoints, world_size, resumed)
+        _begin_attempt(checkpoints, config, attempt, resumed)
         return local.start(launch, record, output, claimed)
 
 
@@ -177,16 +183,21 @@ def _attempts(checkpoints: Path) -> list[dict[str, Any]]:
 
 
 def _begin_attempt(
-    checkpoints: Path, world_size: int, resumed: Path | None, started: str | None = None
+    checkpoints: Path,
+    config: Path,
+    attempt: Mapping[str, Any],
+    resumed: Path | None,
+    started: str | None = None,
 ) -> None:
-    attempt = {
+    write_text(checkpoints / CONFIG, config.read_text(encoding="utf-8"))
+    begun = {
         "started": started or now(),
-        "world_size": world_size,
+        **attempt,
         "resumed": resumed.name if resumed else None,
         "finished": None,
         "ending": None,
     }
-    write_json(checkpoints / "attempts.json", [*_attempts(checkpoints), attempt])
+    write_json(checkpoints / "attempts.json", [*_attempts(checkpoints), begun])
 
 
 def _end_attempt(checkpoints: Path, ending: str, finished: str | None = None) -> None:
@@ -197,14 +208,14 @@ def _end_attempt(checkpoints: Path, ending: str, finished: str | None = None) ->
         write_json(checkpoints / "attempts.json", attempts)
 
 
-def _note_completion(checkpoints: Path, world_size: int) -> None:
+def _note_completion(checkpoints: Path, config: Path, attempt: Mapping[str, Any]) -> None:
     """Write down the attempt that completed the run, be it one of ours or a launch.sh by hand."""
     state = finished_folder(checkpoints) / "trainer_state.json"
     finished_s = state.stat().st_mtime
     if not _attempts(checkpoints):
         taken_s = read_json(state)["log_history"][-1].get("train_runtime", 0)
         started = utc(finished_s - taken_s)
-        _begin_attempt(checkpoints, world_size, resumed=None, started=started)
+        _begin_attempt(checkpoints, config, attempt, resumed=None, started=started)
     _end_attempt(checkpoints, "completed", utc(finished_s))
 
 

@@ -16,7 +16,7 @@ from sft.process import parse_process_id
 from sft.receipt import read_receipt
 from tests.workflow.conftest import CHECKOUT, Project, Ran, copy_checkout
 
-NAMES = ("smol-demo-lr1e-4", "smol-demo-lr3e-4")
+NAMES = ("smol-demo-low", "smol-demo-high")
 TRAINER = CHECKOUT / ".venv-llamafactory"
 MODEL = CHECKOUT / "demo" / "smollm2-135m"
 KILL_WAIT_S = 900
@@ -186,11 +186,11 @@ def test_report_is_one_file_that_names_the_runs(demo):
 
 
 def test_changed_learning_rate_retrains_that_experiment_alone(demo):
-    demo.replace("config/experiments.tsv", "localhost\ttrue\t3e-4", "localhost\ttrue\t2e-4")
+    demo.replace("config/experiments.tsv", "localhost\ttrue\t6e-5", "localhost\ttrue\t5e-5")
     try:
         ran = demo.snakemake("--dry-run")
     finally:
-        demo.replace("config/experiments.tsv", "localhost\ttrue\t2e-4", "localhost\ttrue\t3e-4")
+        demo.replace("config/experiments.tsv", "localhost\ttrue\t5e-5", "localhost\ttrue\t6e-5")
 
     assert ran.count("train") == 1
-    assert "learning_rate=0.0003" in ran.text and "learning_rate=0.0002" in ran.text
+    assert "learning_rate=6e-05" in ran.text and "learning_rate=5e-05" in ran.text

@@ -13,7 +13,7 @@ from sft.plan import derive_batch
 from sft.render import fingerprint, launch_text
 
 SHIPPED = [
-    ("localhost", "smol-demo-lr1e-4"),
+    ("localhost", "smol-demo-low"),
     ("leonardo", "qwen3-8b-openthoughts-bs96"),
     ("jupiter", "qwen3-8b-openthoughts-bs96"),
     ("vista", "qwen3-8b-openthoughts-bs96"),
@@ -77,6 +77,6 @@ def test_fingerprint_depends_on_what_was_fetched(monkeypatch):
 
 
 def test_rendered_facts_name_the_activation(monkeypatch):
-    site, experiment = shipped("localhost", "smol-demo-lr1e-4", monkeypatch)
+    site, experiment = shipped("localhost", "smol-demo-low", monkeypatch)
 
     assert "activate" in rendered_facts(experiment, site)["site.activation"]

@@ -420,4 +420,5 @@ def test_driver_that_waits_for_one_that_is_killed_attaches(run):
 def test_attempts_are_json_that_a_person_can_read(run):
     run.train()
     [attempt] = json.loads((run.checkpoints / "attempts.json").read_text())
-    assert list(attempt) == ["started", "world_size", "resumed", "finished", "ending"]
+    keys = ["started", "world_size", "num_nodes", "resumed", "finished", "ending"]
+    assert list(attempt) == keys

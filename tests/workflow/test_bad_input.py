@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 TABLE = "config/experiments.tsv"
-ROW = "smol-demo-lr1e-4\tsmoke\tsmollm2-135m\tdemo\t1\tlocalhost\ttrue\t1e-4"
-WHERE = f"{TABLE}, line 3 (smol-demo-lr1e-4)"
+ROW = "smol-demo-low\tsmoke\tsmollm2-135m\tdemo\t1\tlocalhost\ttrue\t3e-5"
+WHERE = f"{TABLE}, line 3 (smol-demo-low)"
 CONFIG = "config (config/config.yaml or profiles/localhost/config.yaml)"
 BASE = "sft/lf_configs/smoke.yaml"
 
@@ -45,7 +45,7 @@ def refusal(project, *arguments: str) -> str:
             TABLE,
             ROW,
             ROW.replace("demo\t1\t", "demo\t3\t"),
-            "does not divide over 3 nodes × 1 processes × 1 a process at localhost; "
+            "does not divide over 3 nodes × 1 processes × 2 a process at localhost; "
             "num_nodes that fit: 1\n"
             f"{WHERE}, num_nodes: found 3, expected at most 1 at localhost",
             id="nodes",
@@ -53,23 +53,23 @@ def refusal(project, *arguments: str) -> str:
         pytest.param(
             TABLE,
             ROW,
-            ROW.replace("\t1e-4", "\t2e-4"),
-            f"{WHERE}, name: 'smol-demo-lr1e-4' says lr1e-4 = 0.0001, but the learning_rate is "
-            "0.0002; rename it, or set the learning_rate",
+            ROW.replace("smol-demo-low", "smol-lr1e-4"),
+            f"{TABLE}, line 3 (smol-lr1e-4), name: 'smol-lr1e-4' says lr1e-4 = 0.0001, but the "
+            "learning_rate is 3e-05; rename it, or set the learning_rate",
             id="learning rate in the name",
         ),
         pytest.param(
             TABLE,
             ROW,
-            ROW.replace("\t1e-4", ""),
+            ROW.replace("\t3e-5", ""),
             f"{WHERE}: number of cells: found 7, expected 8 as in the header; put one tab",
             id="ragged row",
         ),
         pytest.param(
             TABLE,
-            "smol-demo-lr3e-4",
-            "Smol-demo-LR1e-4",
-            f"name: 'Smol-demo-LR1e-4' is taken by {WHERE}; rename one of them",
+            "smol-demo-high",
+            "Smol-demo-LOW",
+            f"name: 'Smol-demo-LOW' is taken by {WHERE}; rename one of them",
             id="name that differs in case alone",
         ),
         pytest.param(

@@ -72,8 +72,7 @@ def param_of(key: str, values_of: Mapping[str, Mapping], wildcard: str) -> str |
     table is a tenth faster. A text with a brace would be taken for one with wildcards.
     """
     texts = {
-        name: f"{key}={values[key]}" if key in values else ...
-        for name, values in values_of.items()
+        name: f"{key}={values[key]}" if key in values else ... for name, values in values_of.items()
     }
     first = next(iter(texts.values()))
     if first is not ... and "{" not in first and set(texts.values()) == {first}:

@@ -1,7 +1,7 @@
 """
 Assemble what serving needs, upload it, and register the model.
 
-IN   <results>/runs/{experiment}/layout.json, trained.json, train.yaml and the receipts before them
+IN   <results>/runs/{experiment}/layout.json, trained.json and the receipts before them
 OUT  <results>/runs/{experiment}/release/          weights, config, tokenizer, model card, provenance
      <results>/runs/{experiment}/release.json      its files by size and hash
      <results>/runs/{experiment}/uploaded.json     where it can be had
@@ -25,7 +25,6 @@ rule assemble_release:
     input:
         layout="<results>/runs/{experiment}/layout.json",
         trained="<results>/runs/{experiment}/trained.json",
-        config="<results>/runs/{experiment}/train.yaml",
         model=lambda wildcards: model_receipt_of(experiment_of(wildcards)),
         datasets=lambda wildcards: dataset_receipts_of(experiment_of(wildcards)),
         tokens=lambda wildcards: tokens_receipt_of(experiment_of(wildcards)),

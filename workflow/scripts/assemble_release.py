@@ -14,7 +14,6 @@ with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experime
     provenance = gather_provenance(
         snakemake.params.experiment,
         snakemake.params.site,
-        config=inputs["config"],
         model=model,
         datasets=read_receipts(map(Path, snakemake.input.datasets)),
         tokens=tokens,

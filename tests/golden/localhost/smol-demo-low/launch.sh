@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC1091  # what a site activates does not lie here
 # Starts the training processes of one node; to be run once on each node of the job.
-# smol-demo-lr1e-4 at localhost: 1 node(s) × 1 process(es)
+# smol-demo-low at localhost: 1 node(s) × 1 process(es)
 set -euo pipefail
 
 # Activation scripts read variables that may not be set.
