@@ -9,7 +9,7 @@ TRAINER := .venv-llamafactory
 DEMO_MODEL := demo/smollm2-135m
 PROFILE := profiles/localhost
 
-.PHONY: setup run test check clean
+.PHONY: setup run test check shellcheck clean
 .DELETE_ON_ERROR:
 
 setup: .venv/made
@@ -39,13 +39,15 @@ check: .venv/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
-	sh tests/lint_snakefile.sh $(BIN)/snakemake
-	sh tests/lint_shell.sh
-	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q -n 2 tests/unit
 
-test: check $(TRAINER)/made $(DEMO_MODEL)/config.json
-	$(TRAINER)/bin/python -m pytest -q tests/trainer
+test: shellcheck check $(TRAINER)/made $(DEMO_MODEL)/config.json
+	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
 	$(BIN)/python -m pytest -q tests/workflow tests/e2e
+
+# Debian's package, where it may be installed; its test says so where it is absent.
+shellcheck:
+	command -v shellcheck || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qqy shellcheck; } || true
 
 clean:
 	rm -rf .venv $(TRAINER) $(DEMO_MODEL) .pytest_cache .ruff_cache
