@@ -39,7 +39,7 @@ check: .venv/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/python -m pytest -q -n 2 tests/unit
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/workflow/test_lint.py
 
 test: shellcheck check $(TRAINER)/made $(DEMO_MODEL)/config.json
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
