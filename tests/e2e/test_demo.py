@@ -154,7 +154,7 @@ def test_registry_holds_each_model_once(demo):
     with sqlite3.connect(demo.root / "results" / "registry.db") as registry:
         rows = registry.execute("SELECT name FROM models WHERE NOT is_external").fetchall()
 
-    assert sorted(rows) == [(f"laion/{name}",) for name in NAMES]
+    assert sorted(rows) == sorted((f"laion/{name}",) for name in NAMES)
 
 
 def test_second_run_has_nothing_to_do(demo):
