@@ -1,5 +1,6 @@
 """What a stage says while it works: to its log file in full, to the terminal in short lines."""
 
+import errno
 import logging
 import os
 import signal
@@ -16,6 +17,14 @@ from sft.process import ProcessId, parse_process_id, session_descendants
 
 log = logging.getLogger("sft")
 
+# What the computer refuses, with what a person can do about it.
+REMEDIES = {
+    errno.ENOSPC: "the disk is full; make room, or let `pathvars` in the profile name another one",
+    errno.EDQUOT: "a quota of bytes or files is used up; make room, or ask for more",
+    errno.EACCES: "you may not write or read there; correct the permissions or the path",
+    errno.EROFS: "the file system takes no changes here; name another one in the profile",
+}
+
 DRIVER = "SFT_DRIVER"  # names the snakemake that started this process
 WATCH_S = 1.0
 
@@ -24,9 +33,10 @@ WATCH_S = 1.0
 def step_log(path: str, title: str) -> Iterator[None]:
     """Send what the stage logs to `path` and, each line after `[title]`, to the terminal.
 
-    A refusal (SftError) ends the process with exit code 1 and its text alone; the traceback of any
-    other error goes to the log as well as to the terminal. A stage whose snakemake was killed ends
-    too: it would go on beside the one that the next snakemake starts, and write its receipt after.
+    A refusal (SftError, or one of the computer's with a remedy) ends the process with exit code 1
+    and its text alone; the traceback of any other error goes to the log as well as to the terminal.
+    A stage whose snakemake was killed ends too: it would go on beside the one that the next
+    snakemake starts, and write its receipt after.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(path, mode="a", encoding="utf-8")
@@ -44,8 +54,11 @@ def step_log(path: str, title: str) -> Iterator[None]:
     except SftError as error:
         log.error("%s", error)
         sys.exit(1)
-    except Exception:
+    except Exception as error:
         to_file.emit(log.makeRecord("sft", logging.ERROR, "", 0, traceback.format_exc(), (), None))
+        if isinstance(error, OSError) and error.errno in REMEDIES:
+            log.error("%s: %s; then run again (%s)", error, REMEDIES[error.errno], path)
+            sys.exit(1)
         raise
     finally:
         for handler in (to_file, to_terminal):

@@ -1,6 +1,8 @@
 """What a stage says, how it ends, and that it ends with its snakemake."""
 
+import errno
 import logging
+import os
 import signal
 import subprocess
 
@@ -42,6 +44,18 @@ def test_other_errors_travel_and_leave_their_traceback_in_the_log(tmp_path, caps
     text = (tmp_path / "a.log").read_text()
     assert "Traceback" in text and "ZeroDivisionError: division by zero" in text
     assert capsys.readouterr().err == ""  # Python itself shows it there
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "a quota of bytes")]
+)
+def test_full_disk_is_one_line_with_a_remedy(tmp_path, capsys, number, remedy):
+    with pytest.raises(SystemExit) as ended, step_log(str(tmp_path / "a.log"), "upload a"):
+        raise OSError(number, os.strerror(number))
+    shown = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert shown.count("\n") == 1 and remedy in shown
+    assert "Traceback" in (tmp_path / "a.log").read_text()
 
 
 def test_ended_stage_leaves_no_handler(tmp_path):
