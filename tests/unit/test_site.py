@@ -68,7 +68,7 @@ def test_folder_whose_name_only_begins_like_scratch_is_taken():
         {"setup": "source $HOME/setup.sh"},
         {"variables": {"NAME": "back`tick"}},
         {"hf_home": "relative/hf"},
-        {"spill_folder": "/work/$USER/spill"},
+        {"spill_folder": "/project/$USER/spill"},
     ],
     ids=lambda facts: next(iter(facts)),
 )
@@ -89,7 +89,7 @@ def test_activation_with_paths_and_connectives_is_taken():
 def test_placeholders_are_named_by_their_place():
     config = {
         "a": "x",
-        "hf_home": "/work/FILL_IN/hf",
+        "hf_home": "/project/FILL_IN/hf",
         "environments": {"otagent": "source FILL_IN"},
     }
 

@@ -11,7 +11,7 @@ source FILL_IN/bin/activate otagent
 export PYTHONPATH=/repository
 set -u
 
-export HF_HOME=/work/FILL_IN/vista/hf
+export HF_HOME=/FILL_IN/hf
 export WANDB_MODE=disabled
 export OMP_NUM_THREADS=72
 export TOKENIZERS_PARALLELISM=false
