@@ -5,8 +5,8 @@ from sft.network import enter_network
 from sft.receipt import Clock, write_receipt
 from sft.step import step_log
 
-enter_network(snakemake.params.site)
 with step_log(snakemake.log[0], f"fetch_dataset {snakemake.wildcards.dataset}"):
+    enter_network(snakemake.params.site)
     clock = Clock()
     made = fetch_dataset(snakemake.params.dataset)
     write_receipt(Path(snakemake.output.receipt), clock, made, inputs={})

@@ -5,8 +5,8 @@ from sft.receipt import Clock, read_receipt, read_receipts, write_receipt
 from sft.registration import register_experiment
 from sft.step import step_log
 
-enter_network(snakemake.params.site)
 with step_log(snakemake.log[0], f"register {snakemake.wildcards.experiment}"):
+    enter_network(snakemake.params.site)
     clock = Clock()
     inputs = {name: Path(path) for name, path in snakemake.input.items() if name != "datasets"}
     made = register_experiment(

@@ -5,8 +5,8 @@ from sft.network import enter_network
 from sft.receipt import Clock, read_receipt, write_receipt
 from sft.step import step_log
 
-enter_network(snakemake.params.site)
 with step_log(snakemake.log[0], f"upload {snakemake.wildcards.experiment}"):
+    enter_network(snakemake.params.site)
     clock = Clock()
     receipt = Path(snakemake.input.release)
     release = read_receipt(receipt)
