@@ -21,7 +21,8 @@ def registry_url(registry_file: Path) -> str:
 
 def registry_place(registry_file: Path) -> str:
     """Where the registry is, in words that hold no password."""
-    return f"the database of ${URL_VARIABLE}" if URL_VARIABLE in os.environ else str(registry_file)
+    named = os.environ.get(URL_VARIABLE)
+    return f"the database of ${URL_VARIABLE}" if named else str(registry_file)
 
 
 def register_experiment(
