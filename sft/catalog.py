@@ -312,14 +312,13 @@ def token_science(experiment: Experiment) -> dict[str, Any]:
             for position, each in enumerate(mix.datasets)
         },
         **backend.token_options(experiment.config),
-        "template.sha256": _hash(backend.TEMPLATE_FOLDER / f"{experiment.template}.jinja"),
+        "template.sha256": _template_hash(experiment.backend, experiment.template),
     }
 
 
 @cache
-def _hash(path: Path) -> str | None:
-    """The hash of a file of ours; None where the trainer brings its own."""
-    return hash_file(path) if path.exists() else None
+def _template_hash(backend: str, template: str) -> str | None:
+    return BACKENDS[backend].template_hash(template)
 
 
 def tokens_name(experiment: Experiment) -> str:
@@ -339,7 +338,7 @@ def rendered_facts(experiment: Experiment, site: Site) -> dict[str, Any]:
     facts = science(experiment) | dict(config)
     if "deepspeed" in config:
         folder = BACKENDS[experiment.backend].DEEPSPEED_FOLDER
-        facts["deepspeed.sha256"] = _hash(folder / config["deepspeed"])
+        facts["deepspeed.sha256"] = _deepspeed_hash(folder / config["deepspeed"])
     variables = {f"site.variables.{key}": value for key, value in job_variables(site).items()}
     return (
         facts
@@ -355,6 +354,11 @@ def rendered_facts(experiment: Experiment, site: Site) -> dict[str, Any]:
             "site.spill_folder": site.spill_folder,
         }
     )
+
+
+@cache
+def _deepspeed_hash(path: Path) -> str:
+    return hash_file(path)
 
 
 def local_files(source: str | None) -> list[str]:

@@ -5,11 +5,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sft.errors import SftError
+from sft.errors import SftError, first_few
 from sft.files import (
     HASH_BLOCK_BYTES,
-    hash_file,
     link_or_copy,
+    manifest,
     new_folder,
     read_json,
     remove_abandoned,
@@ -22,45 +22,42 @@ GB = 1e9
 THREADS = 4
 
 
-def upload_to_folder(release: Path, manifest: list[dict], target: Path) -> dict:
-    """Make `target` hold the files of `manifest` and say what that took.
+def upload_to_folder(release: Path, wanted: list[dict], target: Path) -> dict:
+    """Make `target` hold the files of the manifest `wanted` and say what that took.
 
     Returns `{"location", "files", "bytes", "sent"}`; `sent` counts files, the others were there
     with the same SHA-256. A reader sees the old release or the new one: the new one is built
     beside it and takes its name. What an earlier upload left and this one lacks goes. Raises
-    SftError where another's file is in `target`, or where a file is not what `manifest` says.
+    SftError where another's file is in `target`, or where a file is not what `wanted` says.
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(target)
-    present = _equal_files(target, manifest)
+    present = _equal_files(target, wanted)
     _refuse_foreign(target, present)
-    waiting = [entry for entry in manifest if entry["path"] not in present]
-    if waiting or _stored_manifest(target) != manifest:
+    waiting = [entry for entry in wanted if entry["path"] not in present]
+    if waiting or _stored_manifest(target) != wanted:
         with new_folder(target) as partial:
             for name in present:
                 link_or_copy(target / name, partial / name)
             _send(release, waiting, partial)
-            write_json(partial / STORED, manifest)
+            write_json(partial / STORED, wanted)
             _refuse_foreign(target, present)  # hours may have passed
-    size = sum(entry["size"] for entry in manifest)
+    size = sum(entry["size"] for entry in wanted)
     sent = len(waiting)
-    return {"location": str(target), "files": len(manifest), "bytes": size, "sent": sent}
+    return {"location": str(target), "files": len(wanted), "bytes": size, "sent": sent}
 
 
-def _equal_files(target: Path, manifest: list[dict]) -> set[str]:
+def _equal_files(target: Path, wanted: list[dict]) -> set[str]:
     """The names of the files in `target` that are, byte for byte, what the manifest says."""
     same_size = [
-        entry
-        for entry in manifest
+        entry["path"]
+        for entry in wanted
         if (path := target / entry["path"]).is_file()
         and not path.is_symlink()
         and path.stat().st_size == entry["size"]
     ]
-    with ThreadPoolExecutor(THREADS) as pool:
-        hashes = pool.map(lambda entry: hash_file(target / entry["path"]), same_size)
-        pairs = zip(same_size, hashes, strict=True)
-        return {entry["path"] for entry, sha256 in pairs if entry["sha256"] == sha256}
+    return {entry["path"] for entry in manifest(target, same_size) if entry in wanted}
 
 
 def _stored_manifest(target: Path) -> list[dict]:
@@ -75,9 +72,9 @@ def _refuse_foreign(target: Path, present: set[str]) -> None:
     found = (path for path in target.rglob("*") if path.is_symlink() or not path.is_dir())
     foreign = sorted({path.relative_to(target).as_posix() for path in found} - ours)
     if foreign:
-        listed = ", ".join(foreign[:8]) + (", …" if len(foreign) > 8 else "")
         raise SftError(
-            f"{target}: not put there by an upload: {listed}; move it away or choose another folder"
+            f"{target}: not put there by an upload: {first_few(foreign)}; "
+            "move it away or choose another folder"
         )
 
 

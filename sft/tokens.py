@@ -12,7 +12,6 @@ from sft.errors import SftError, raise_faults
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
 from sft.files import (
-    hash_file,
     hash_json,
     manifest,
     new_folder,
@@ -41,10 +40,10 @@ def pretokenize(
 ) -> dict[str, Any]:
     """Tokenize the experiment's mix below `root`, or find that the same tokens are there.
 
-    `model` and `datasets` (by name) are what was fetched; they are hashed again, so that what is
-    tokenized is what was pinned. Nothing is ever overwritten: other inputs are another folder.
-    Returns `{"key", "folder", "tokens", "sources", "versions"}`; `output` takes the trainer's own
-    lines.
+    `model` and `datasets` (by name) are what was fetched. The data is hashed again and the model's
+    files are held against their sizes and times, so that what is tokenized is what was pinned.
+    Nothing is ever overwritten: other inputs are another folder. Returns `{"key", "folder",
+    "tokens", "sources", "versions"}`; `output` takes the trainer's own lines.
     """
     for fetched in datasets.values():
         verify_fetched(fetched, thorough=True)
@@ -80,7 +79,7 @@ def token_identity(
             for each in model["files"]
             if each["path"] in TOKENIZER_FILES
         },
-        "template": _template_hash(experiment),
+        "template": backend.template_hash(experiment.template),
         "options": backend.token_options(experiment.config),
         "datasets": [
             [each.name, datasets[each.name]["sha256"], dict(each.options)] for each in mix.datasets
@@ -90,12 +89,6 @@ def token_identity(
         "seed": mix.seed if mix.strategy != "concat" else None,
         "trust_remote_code": experiment.trust_remote_code,
     }
-
-
-def _template_hash(experiment: Experiment) -> str | None:
-    """The hash of a template of ours; a trainer's own is pinned by the trainer's version."""
-    path = BACKENDS[experiment.backend].TEMPLATE_FOLDER / f"{experiment.template}.jinja"
-    return hash_file(path) if path.exists() else None
 
 
 def trainer_versions(experiment: Experiment, site: Site) -> dict[str, str]:

@@ -8,6 +8,7 @@ Each module has:
     config_faults(config, where)            what a base config or a row cannot say, a line each
     whole_config_faults(config, where)      what is missing or contradictory once both are merged
     parse_cell(key, cell)                   the value of a cell of the table
+    template_hash(template)                 of a template of ours, None for its own
     token_options(config)                   the keys that decide which tokens are trained
     science(config)                         the keys that change the weights
     render_config(experiment, site, batch, paths)          what the trainer reads

@@ -9,14 +9,14 @@ from typing import Any
 
 from sft.backends import keys
 from sft.experiment import Experiment
-from sft.files import read_json
+from sft.files import hash_file, read_json
 from sft.plan import Batch
 from sft.site import Site
+from sft.templates import CUSTOM_TEMPLATES, TEMPLATE_FOLDER
 
 PACKAGE = Path(__file__).parent.parent
 CONFIG_FOLDER = PACKAGE / "lf_configs"
 DEEPSPEED_FOLDER = PACKAGE / "deepspeed"
-TEMPLATE_FOLDER = PACKAGE / "templates"
 MODULE = "sft.trainers.llamafactory"
 
 LAUNCHER_KEYS = {
@@ -143,7 +143,7 @@ def _description() -> Mapping[str, Any]:
 def known_keys() -> Mapping[str, Mapping]:
     """Every key that a base config may hold, with its type and choices."""
     narrower = {
-        "template": {"type": "str", "choices": [*_description()["templates"], *own_templates()]},
+        "template": {"type": "str", "choices": [*_description()["templates"], *CUSTOM_TEMPLATES]},
         "deepspeed": {
             "type": "str",
             "choices": [path.name for path in DEEPSPEED_FOLDER.glob("*.json")],
@@ -155,10 +155,10 @@ def known_keys() -> Mapping[str, Mapping]:
     return _description()["keys"] | narrower | LAUNCHER_KEYS
 
 
-@cache
-def own_templates() -> tuple[str, ...]:
-    """The chat templates in sft/templates, beside LLaMA-Factory's own."""
-    return tuple(sorted(path.stem for path in TEMPLATE_FOLDER.glob("*.jinja")))
+def template_hash(template: str) -> str | None:
+    """The hash of a template of ours; None for LLaMA-Factory's own, which its version pins."""
+    path = TEMPLATE_FOLDER / f"{template}.jinja"
+    return hash_file(path) if path.exists() else None
 
 
 def parse_cell(key: str, cell: str) -> Any:
@@ -201,7 +201,7 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
         f"{where}, {key}: leave it out; {template}.jinja decides it, and what is served would "
         "differ from what is trained"
         for key in ("tool_format", "default_system")
-        if key in is_set and template in own_templates()
+        if key in is_set and template in CUSTOM_TEMPLATES
     ]
     return lines
 

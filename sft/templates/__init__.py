@@ -2,4 +2,5 @@
 
 from pathlib import Path
 
-CUSTOM_TEMPLATES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.jinja")))
+TEMPLATE_FOLDER = Path(__file__).parent
+CUSTOM_TEMPLATES = tuple(sorted(path.stem for path in TEMPLATE_FOLDER.glob("*.jinja")))

@@ -31,6 +31,7 @@ except SftError as error:
 
 SITE = CATALOG.site
 EXPERIMENTS = CATALOG.experiments
+TOKENS = {name: tokens_name(experiment) for name, experiment in EXPERIMENTS.items()}
 REGISTERED = [name for name, experiment in EXPERIMENTS.items() if experiment.register]
 NETWORK_IS_HERE = SITE.network_on == "here"
 
@@ -94,7 +95,7 @@ def dataset_receipts_of(experiment) -> list[str]:
 
 
 def tokens_receipt_of(experiment) -> str:
-    return f"<results>/tokens/{tokens_name(experiment)}/pretokenized.json"
+    return f"<results>/tokens/{TOKENS[experiment.name]}/pretokenized.json"
 
 
 def list_placeholders() -> list[str]:
