@@ -14,31 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.make_model import load_tokenizer
 from sft.trainers import llamafactory
+from tests.trainer.demo_data import CHECKOUT, DATASETS
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(CHECKOUT),
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
-}
-DATASETS = {
-    "tools": {
-        "file_name": str(CHECKOUT / "demo" / "chats_sharegpt.jsonl"),
-        "formatting": "sharegpt",
-        "columns": {"messages": "conversations", "tools": "tools"},
-    },
-    "reasoning": {
-        "file_name": str(CHECKOUT / "demo" / "chats_messages.jsonl"),
-        "formatting": "sharegpt",
-        "columns": {"messages": "messages"},
-        "tags": {
-            "role_tag": "role",
-            "content_tag": "content",
-            "user_tag": "user",
-            "assistant_tag": "assistant",
-            "system_tag": "system",
-        },
-    },
 }
 
 
@@ -151,9 +132,10 @@ def test_rows_name_source_and_row_of_each_example(tokens):
 
     rows = pq.read_table(tokens.parent / "rows.parquet").to_pylist()
     source = [
-        json.loads(line) for line in Path(DATASETS["tools"]["file_name"]).read_text().splitlines()
+        json.loads(line)
+        for line in Path(DATASETS["demo_tools"]["file_name"]).read_text().splitlines()
     ]
-    first = next(index for index, row in enumerate(rows) if row["source"] == "tools")
+    first = next(index for index, row in enumerate(rows) if row["source"] == "demo_tools")
     text = load_tokenizer().decode(load_from_disk(str(tokens))[first]["input_ids"])
 
     assert len(rows) == len(load_from_disk(str(tokens)))
@@ -173,7 +155,7 @@ def test_counts_add_up_to_the_tokens(tokens):
 def test_source_with_wrong_tags_is_refused_by_name(model, tmp_path):
     request = write_request(tmp_path, model)
     wrong = DATASETS | {
-        "reasoning": DATASETS["reasoning"]
+        "demo_reasoning": DATASETS["demo_reasoning"]
         | {
             "tags": {
                 "role_tag": "role",
@@ -187,7 +169,7 @@ def test_source_with_wrong_tags_is_refused_by_name(model, tmp_path):
     ran = run_entry("pretokenize", request, tmp_path / "tokens")
 
     assert ran.returncode != 0
-    assert "reasoning (0 of 160 rows)" in ran.stderr
+    assert "demo_reasoning (0 of 160 rows)" in ran.stderr
     assert not (tmp_path / "tokens").exists()
 
 

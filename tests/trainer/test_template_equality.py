@@ -10,29 +10,13 @@ import pytest
 from demo.make_model import load_tokenizer
 from sft.templates import CUSTOM_TEMPLATES
 from sft.trainers.text_only import allow_text_only
+from tests.trainer.demo_data import DATASETS
 
 ROOT = Path(__file__).parents[2]
 JINJA = ROOT / "sft" / "templates" / "chatml_tools.jinja"
 IGNORED = -100
 
-# The entries of a dataset_info.json.
-SHAREGPT = {
-    "file_name": "chats_sharegpt.jsonl",
-    "formatting": "sharegpt",
-    "columns": {"messages": "conversations", "tools": "tools"},
-}
-MESSAGES = {
-    "file_name": "chats_messages.jsonl",
-    "formatting": "sharegpt",
-    "columns": {"messages": "messages"},
-    "tags": {
-        "role_tag": "role",
-        "content_tag": "content",
-        "user_tag": "user",
-        "assistant_tag": "assistant",
-        "system_tag": "system",
-    },
-}
+SHAREGPT, MESSAGES = DATASETS["demo_tools"], DATASETS["demo_reasoning"]
 
 WEATHER = {"name": "get_weather", "description": "°C", "parameters": {"type": "object"}}
 TIME = {"type": "function", "function": {"name": "get_time", "parameters": {}}}
@@ -180,14 +164,14 @@ def render_labels(tokenizer, row: dict) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("info", [SHAREGPT, MESSAGES], ids=lambda info: info["file_name"])
+@pytest.mark.parametrize("info", [SHAREGPT, MESSAGES], ids=["tools", "reasoning"])
 def test_demo_rows_are_trained_as_they_are_served(trainer, info):
     rows = read_rows(info)
     trained = [ids for ids, _ in trainer.encode(rows, info)]
     assert trained == [serve(trainer.tokenizer, row) for row in rows]
 
 
-@pytest.mark.parametrize("info", [SHAREGPT, MESSAGES], ids=lambda info: info["file_name"])
+@pytest.mark.parametrize("info", [SHAREGPT, MESSAGES], ids=["tools", "reasoning"])
 def test_demo_labels_are_what_the_assistant_says(trainer, info):
     rows = read_rows(info)
     labels = [labels for _, labels in trainer.encode(rows, info)]
