@@ -8,25 +8,20 @@ from typing import Any
 import jinja2
 
 from sft.backends import BACKENDS
+from sft.batch import derive_batch
+from sft.checkpoint import finished_folder, newest_complete_checkpoint
 from sft.environment import job_variables, prologue, run_in_environment
+from sft.errors import raise_faults
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
-from sft.files import hash_json, write_json, write_text, write_yaml
-from sft.plan import derive_batch
+from sft.files import write_json, write_text, write_yaml
+from sft.identity import checkpoints_folder, earlier_world_size, fingerprint
+from sft.limits import state_faults, world_size_faults
+from sft.plan import step_faults
 from sft.site import Site
+from sft.sizes import read_size
 
 LAUNCH_FOLDER = Path(__file__).parent / "launch"
-
-
-def fingerprint(
-    experiment: Experiment, model: Mapping[str, Any], tokens: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Everything that decides a run's weights: options by value, contents by hash."""
-    return BACKENDS[experiment.backend].science(experiment.config) | {
-        "backend": experiment.backend,
-        "model": model["revision"] or model["sha256"],
-        "tokens": tokens["key"],
-    }
 
 
 def render(
@@ -43,13 +38,15 @@ def render(
     `model` and `tokens` are what was fetched and pretokenized. Checkpoints go to a folder named by
     the run's fingerprint, so that a changed run never resumes what another one left, and a run
     that is changed back finds its own again; fingerprint.json there says what it stands for.
+    Raises SftError where the run would waste its GPUs.
     """
     verify_fetched(model, thorough=False)
     backend = BACKENDS[experiment.backend]
     batch = derive_batch(experiment, site)
     run = config.resolve().parent
     identity = fingerprint(experiment, model, tokens)
-    checkpoints = run / "checkpoints" / hash_json(identity)[:8]
+    checkpoints = checkpoints_folder(run, identity)
+    raise_faults(_faults(experiment, site, model, tokens, checkpoints))
     paths = backend.TrainPaths(
         model=Path(model["path"]),
         tokens=Path(tokens["tokens"]),
@@ -72,6 +69,25 @@ def render(
     unchecked.replace(config)
     write_text(launch, launch_text(experiment, site, config.resolve()))
     launch.chmod(0o755)
+
+
+def _faults(
+    experiment: Experiment,
+    site: Site,
+    model: Mapping[str, Any],
+    tokens: Mapping[str, Any],
+    checkpoints: Path,
+) -> list[str]:
+    """What would waste the GPUs of a run that is not complete, by its tokens, size and nodes."""
+    if finished_folder(checkpoints):
+        return []
+    lines = step_faults(experiment, site, tokens)
+    if size := read_size(Path(model["path"])):
+        lines += state_faults(experiment, site, size)
+    earlier = earlier_world_size(checkpoints)
+    if earlier and newest_complete_checkpoint(checkpoints):
+        lines += world_size_faults(experiment, site, checkpoints, earlier)
+    return lines
 
 
 def _list_overrides(experiment: Experiment) -> str:

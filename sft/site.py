@@ -15,7 +15,8 @@ class Site:
     """A cluster or computer. The profile's comments and docs/add_a_site.md explain each fact.
 
     `max_minutes` is a wall time, `gpu_memory_gb` and `tmp_gb` are GB, `login_minutes` is 0 where
-    processes on a login node live as long as they like.
+    processes on a login node live as long as they like. `gpu_tflops` and `gpu_network_gbit` are 0
+    where they are not known.
     """
 
     name: str
@@ -23,6 +24,9 @@ class Site:
     arch: str = "x86_64"
     gpus_per_node: int = 0
     gpu_memory_gb: float = 0
+    gpu_tflops: float = 0
+    gpu_network_gbit: float = 0
+    mfu: float = 0.25
     cpus_per_node: int = 1
     max_nodes: int = 1
     max_minutes: int = 1440

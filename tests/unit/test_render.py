@@ -6,11 +6,12 @@ import pytest
 import yaml
 
 from sft.backends import llamafactory
+from sft.batch import derive_batch
 from sft.catalog import read_catalog, rendered_facts
 from sft.config import read_config, site_names
 from sft.environment import REPOSITORY
-from sft.plan import derive_batch
-from sft.render import fingerprint, launch_text
+from sft.identity import fingerprint
+from sft.render import launch_text
 
 SHIPPED = [
     ("localhost", "smol-demo-low"),

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from sft.plan import derive_batch
+from sft.batch import derive_batch
 from sft.plot import draw_losses
 from sft.receipt import Clock, write_receipt
 from sft.step import step_log
