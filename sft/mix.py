@@ -19,7 +19,6 @@ MIRRORS = ("ms_hub_url", "om_hub_url")  # where else a dataset of the hub can be
 NEEDED_COLUMNS = {
     "alpaca": {"prompt": "instruction", "response": "output"},
     "sharegpt": {"messages": "conversations"},
-    "openai": {"messages": "conversations"},
 }
 NEEDED_TAGS = {
     "role_tag": "from",
@@ -27,6 +26,10 @@ NEEDED_TAGS = {
     "user_tag": "human",
     "assistant_tag": "gpt",
 }
+OPENAI_TAGS = (
+    "{role_tag: role, content_tag: content, user_tag: user, assistant_tag: assistant, "
+    "observation_tag: tool, system_tag: system}"
+)
 PREFERENCE_COLUMNS = ("chosen", "rejected", "kto_tag")
 
 SUM_TOLERANCE = 1e-8  # numpy draws by the shares, and is as strict
@@ -108,11 +111,21 @@ def _source_faults(entry: Mapping, where: str) -> list[str]:
 
 def _format_faults(entry: Mapping, where: str) -> list[str]:
     """What would keep LLaMA-Factory from finding conversations in a dataset's rows."""
+    if "num_samples" in entry:
+        return [
+            f"{where}, num_samples: leave it out: nobody could say which rows it drew; write the "
+            "rows to a file of their own, or set max_samples"
+        ]
     columns = entry.get("columns", {})
     preference = ["ranking"] if entry.get("ranking") else []
     preference += [f"columns, {key}" for key in PREFERENCE_COLUMNS if key in columns]
     if preference:
         return [f"{where}, {preference[0]}: a preference set cannot be used for SFT"]
+    if entry.get("formatting") == "openai":
+        return [
+            f"{where}, formatting: openai writes 'detailed thinking off' into system prompts and "
+            f"drops tool results at the end; use formatting: sharegpt with tags: {OPENAI_TAGS}"
+        ]
     needed = {
         "columns": NEEDED_COLUMNS[entry.get("formatting", "alpaca")],
         "tags": NEEDED_TAGS,

@@ -28,7 +28,6 @@ PEEKED_BYTES = 4 << 20
 DEFAULT_COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
     "sharegpt": {"messages": "conversations"},
-    "openai": {"messages": "conversations"},
 }
 
 

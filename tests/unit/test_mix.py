@@ -40,7 +40,6 @@ LLAMAFACTORY = {
     "folder": {
         "hf_hub_url": "org/code",
         "folder": "python",
-        "num_samples": 100,
         "columns": {"prompt": "content", "response": "doc"},
     },
     "modelscope": {"ms_hub_url": "org/elsewhere"},
@@ -175,6 +174,7 @@ def test_file_is_seen_from_the_folder_of_its_registry(file_name, path):
         ),
         ({"file_name": "d", "columns": ["m"]}, ", columns: found ['m'], expected `key: value`"),
         ({"file_name": "d", "num_samples": 2.5}, ", num_samples: found 2.5, expected a whole"),
+        ({"file_name": "d", "num_samples": 3}, ", num_samples: leave it out"),
         ("d.jsonl", ": found 'd.jsonl', expected `key: value` lines"),
         (None, ": found None, expected `key: value` lines"),
     ],
@@ -183,13 +183,19 @@ def test_entry_is_refused(entry, fault):
     assert refusal(entry).startswith(f"reg/dataset_info.json, d{fault}")
 
 
-@pytest.mark.parametrize("formatting", ["sharegpt", "openai"])
-def test_columns_without_messages_are_refused(formatting):
-    entry = {"file_name": "d", "formatting": formatting, "columns": {"tools": "tools"}}
+def test_columns_without_messages_are_refused():
+    entry = {"file_name": "d", "formatting": "sharegpt", "columns": {"tools": "tools"}}
 
     assert refusal(entry).startswith(
         "reg/dataset_info.json, d, columns, messages: missing; 'conversations' is its default"
     )
+
+
+def test_formatting_that_writes_into_system_prompts_is_refused_with_what_replaces_it():
+    fault = refusal({"file_name": "d", "formatting": "openai"})
+
+    assert fault.startswith("reg/dataset_info.json, d, formatting: openai writes 'detailed")
+    assert "use formatting: sharegpt with tags: {role_tag: role, content_tag: content" in fault
 
 
 def test_alpaca_columns_without_an_answer_are_refused():
