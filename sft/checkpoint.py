@@ -20,9 +20,8 @@ from sft.shards import (
     find_zero3,
     read_shards,
 )
-from sft.weights import Tensor, read_tensors, read_weights_index
+from sft.weights import EMBEDDINGS, Tensor, read_tensors, read_weights_index
 
-EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 

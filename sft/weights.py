@@ -1,4 +1,4 @@
-"""Weights in safetensors: what the headers of their files tell, without reading a weight.
+"""Weights in safetensors: what the headers of their files tell, and single rows of a matrix.
 
 A file is eight bytes with the length of its header, the header as JSON, then the tensors without a
 gap (https://github.com/huggingface/safetensors#format).
@@ -6,14 +6,23 @@ gap (https://github.com/huggingface/safetensors#format).
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sft.errors import SftError, first_few
 from sft.files import read_json
 
 INDEX = "model.safetensors.index.json"
 TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# How numpy reads each; it has no bfloat16, which is the upper half of a float32.
+NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+# How the names of a model's token embedding and of an output head of its own end.
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 class Tensor(NamedTuple):
@@ -65,8 +74,54 @@ def weights_dtype(folder: Path) -> str:
     return TORCH_DTYPES.get(most, most)
 
 
+def count_embeddings(folder: Path) -> int:
+    """The rows of the input embedding in the safetensors of `folder`."""
+    tensors = read_weights_index(folder)
+    found = [name for name in tensors if name.endswith(EMBEDDINGS)]
+    if len(found) != 1:
+        raise SftError(
+            f"{folder}: found {first_few(found) or 'no tensor'} for the input embedding, expected "
+            f"one whose name ends in {' or '.join(EMBEDDINGS)}"
+        )
+    return tensors[found[0]].shape[0]
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file by name; SftError where it is missing, cut or no safetensors."""
+    return {
+        name: Tensor(path.name, entry["dtype"], tuple(entry["shape"]))
+        for name, entry in _read_header(path)[1].items()
+    }
+
+
+def read_rows(path: Path, name: str, rows: Iterable[int]) -> np.ndarray:
+    """Rows of the matrix `name` in a file, as float32 of shape (rows, width); only they are read.
+
+    Raises SftError where the matrix is not of floats (a quantized one).
+    """
+    start, header = _read_header(path)
+    entry = header[name]
+    if entry["dtype"] not in NUMPY_DTYPES:
+        raise SftError(
+            f"{path}, {name}: found dtype {entry['dtype']}, expected {' or '.join(NUMPY_DTYPES)}; "
+            "take the model as it was before it was quantized"
+        )
+    dtype = np.dtype(NUMPY_DTYPES[entry["dtype"]])
+    height, width = entry["shape"]
+    found = []
+    with open(path, "rb") as file:
+        for row in rows:
+            place = range(height)[row] * width * dtype.itemsize  # an IndexError where there is none
+            file.seek(start + entry["data_offsets"][0] + place)
+            found.append(np.frombuffer(file.read(width * dtype.itemsize), dtype))
+    values = np.array(found, dtype).reshape(-1, width)
+    if entry["dtype"] == "BF16":
+        return (values.astype("<u4") << 16).view("<f4")
+    return values.astype("<f4")
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a file begin, and what its header says of each."""
     if not path.is_file():
         raise SftError(f"{path}: missing")
     size = path.stat().st_size
@@ -85,7 +140,4 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     promised = 8 + length + max((each["data_offsets"][1] for each in header.values()), default=0)
     if size != promised:
         raise SftError(f"{path}: {size} bytes, its header promises {promised}: truncated")
-    return {
-        name: Tensor(path.name, entry["dtype"], tuple(entry["shape"]))
-        for name, entry in header.items()
-    }
+    return 8 + length, header

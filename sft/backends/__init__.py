@@ -8,9 +8,14 @@ Each module has:
     config_faults(config, where)            what a base config or a row cannot say, a line each
     whole_config_faults(config, where)      what is missing or contradictory once both are merged
     parse_cell(key, cell)                   the value of a cell of the table
+    template_description(template)          its control strings, its end of turn, what it adds
+    shipped_templates()                     the same of each that a base config names, and of ours
     template_hash(template)                 of a template of ours, None for its own
     token_options(config)                   the keys that decide which tokens are trained
+    masking(config)                         what its tokens must look like, for the gate
+    decided_faults(config)                  faults that a key of the config asks for
     science(config)                         the keys that change the weights
+    read_recipe(config)                     its steps, what it saves, what decides its memory
     render_config(experiment, site, batch, paths)          what the trainer reads
     render_pretokenize(experiment, paths, num_workers)     what its tokenizing reads
     check_command, pretokenize_command, train_command      argument lists for its environment

@@ -7,21 +7,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sft.backends import keys
+from sft.backends import keys, llamafactory_recipe
+from sft.batch import Batch
 from sft.experiment import Experiment
-from sft.files import hash_file, read_json
-from sft.plan import Batch
+from sft.files import hash_file, read_json, read_yaml
 from sft.site import Site
-from sft.templates import CUSTOM_TEMPLATES, TEMPLATE_FOLDER
+from sft.templates import CUSTOM_TEMPLATES, template_path
 
 PACKAGE = Path(__file__).parent.parent
 CONFIG_FOLDER = PACKAGE / "lf_configs"
-DEEPSPEED_FOLDER = PACKAGE / "deepspeed"
+DEEPSPEED_FOLDER = llamafactory_recipe.DEEPSPEED_FOLDER
 MODULE = "sft.trainers.llamafactory"
 
 LAUNCHER_KEYS = {
     "environment": {"type": "str"},
+    "accept": {"type": "list"},
     "global_batch_size": {"type": "int"},
+    "tokens_per_second_per_gpu": {"type": "float"},
 }
 
 NEEDED_KEYS = (
@@ -89,6 +91,7 @@ LIMITS = {
     "lora_dropout": (0, 1),
     "cutoff_len": (8, None),
     "global_batch_size": (1, None),
+    "tokens_per_second_per_gpu": (1e-3, None),
     "per_device_train_batch_size": (1, None),
     "gradient_accumulation_steps": (1, None),
     "logging_steps": (1, None),
@@ -115,13 +118,23 @@ TOKEN_KEYS = (
 
 # How a run is carried out, not what it computes. A change of these never trains again.
 PLACEMENT_KEYS = {
-    *("environment", "plot_loss", "disable_tqdm", "ddp_timeout", "data_shared_file_system"),
+    *(
+        "accept",
+        "environment",
+        "plot_loss",
+        "disable_tqdm",
+        "ddp_timeout",
+        "data_shared_file_system",
+        "tokens_per_second_per_gpu",
+    ),
     *("preprocessing_num_workers", "preprocessing_batch_size"),
     *("dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory"),
     *("dataloader_prefetch_factor", "include_num_input_tokens_seen"),
     *("logging_steps", "logging_first_step", "logging_strategy", "log_level", "log_level_replica"),
     *("save_strategy", "save_steps", "save_total_limit", "save_on_each_node", "save_only_model"),
 }
+
+read_recipe = llamafactory_recipe.read_recipe
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,7 @@ def _description() -> Mapping[str, Any]:
 def known_keys() -> Mapping[str, Mapping]:
     """Every key that a base config may hold, with its type and choices."""
     narrower = {
-        "template": {"type": "str", "choices": [*_description()["templates"], *CUSTOM_TEMPLATES]},
+        "template": {"type": "str", "choices": list(template_descriptions())},
         "deepspeed": {
             "type": "str",
             "choices": [path.name for path in DEEPSPEED_FOLDER.glob("*.json")],
@@ -155,10 +168,32 @@ def known_keys() -> Mapping[str, Mapping]:
     return _description()["keys"] | narrower | LAUNCHER_KEYS
 
 
+def template_descriptions() -> Mapping[str, Mapping[str, Any]]:
+    """What each template needs of a tokenizer, by name, ours among them.
+
+    The words are those of `sft.trainers.llamafactory_describe.describe_template`.
+    """
+    return _description()["templates"]
+
+
+def template_description(template: str) -> Mapping[str, Any]:
+    """What a template needs of a tokenizer and adds by itself; see `template_descriptions`."""
+    return template_descriptions()[template]
+
+
+def shipped_templates() -> dict[str, Mapping[str, Any]]:
+    """The descriptions of the templates that the base configs here name, and of ours."""
+    named = {read_yaml(path).get("template") for path in CONFIG_FOLDER.rglob("*.yaml")}
+    return {
+        name: description
+        for name, description in template_descriptions().items()
+        if name in named or name in CUSTOM_TEMPLATES
+    }
+
+
 def template_hash(template: str) -> str | None:
     """The hash of a template of ours; None for LLaMA-Factory's own, which its version pins."""
-    path = TEMPLATE_FOLDER / f"{template}.jinja"
-    return hash_file(path) if path.exists() else None
+    return hash_file(template_path(template)) if template in CUSTOM_TEMPLATES else None
 
 
 def parse_cell(key: str, cell: str) -> Any:
@@ -196,6 +231,10 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
         lines.append(
             f"{where}, neat_packing: it mixes sequences with this transformers; use packing"
         )
+    if "split_special_tokens" in is_set:
+        lines.append(
+            f"{where}, split_special_tokens: leave it out; turns would begin and end in plain text"
+        )
     template = config.get("template")
     lines += [
         f"{where}, {key}: leave it out; {template}.jinja decides it, and what is served would "
@@ -209,6 +248,22 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
 def token_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options that decide which tokens are made and which of them carry a loss."""
     return {key: config[key] for key in TOKEN_KEYS if config.get(key) is not None}
+
+
+def masking(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tokens of a config must look like: the words of `inspection.Request`."""
+    return {
+        "cutoff": config["cutoff_len"],
+        "thinking": config.get("enable_thinking"),
+        "last_turn_only": bool(config.get("mask_history")),
+    }
+
+
+def decided_faults(config: Mapping[str, Any]) -> dict[str, str]:
+    """Faults that the config asks for by a key of its own, with that key."""
+    if config.get("enable_thinking") is False:
+        return dict.fromkeys(("masked_reasoning", "stripped_reasoning"), "enable_thinking: false")
+    return {}
 
 
 def science(config: Mapping[str, Any]) -> dict[str, Any]:
