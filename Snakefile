@@ -26,5 +26,6 @@ rule all:
 
 
 include: "workflow/rules/prepare.smk"
+include: "workflow/rules/check.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/publish.smk"

@@ -54,6 +54,10 @@ def tokens_of_experiment(wildcards):
     return f"results/tokens/{{mix_of(wildcards.experiment)}}/pretokenized.json"
 
 
+def checked_of_experiment(wildcards):
+    return f"results/tokens/{{mix_of(wildcards.experiment)}}/checked-strict.json"
+
+
 rule all:
     input:
         expand("results/runs/{{experiment}}/uploaded.json", experiment=EXPERIMENTS),
@@ -84,10 +88,31 @@ rule pretokenize:
         "touch {{output}}"
 
 
+rule inspect_tokens:
+    input:
+        "results/tokens/{{tokens}}/pretokenized.json",
+        "results/models/model/fetched.json",
+        lambda wildcards: datasets_of(wildcards.tokens),
+    output:
+        "results/tokens/{{tokens}}/inspected.json",
+    shell:
+        "touch {{output}}"
+
+
+rule check_tokens:
+    input:
+        "results/tokens/{{tokens}}/inspected.json",
+    output:
+        "results/tokens/{{tokens}}/checked-{{decisions}}.json",
+    shell:
+        "touch {{output}}"
+
+
 rule render:
     input:
         "results/models/model/fetched.json",
         tokens_of_experiment,
+        checked_of_experiment,
     output:
         "results/runs/{{experiment}}/train.yaml",
         "results/runs/{{experiment}}/launch.sh",
@@ -123,6 +148,7 @@ rule assemble_release:
         "results/models/model/fetched.json",
         datasets_of_experiment,
         tokens_of_experiment,
+        checked_of_experiment,
     output:
         "results/runs/{{experiment}}/release.json",
     shell:

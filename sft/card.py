@@ -96,6 +96,7 @@ def _body(made: Mapping[str, Any], weights: str, losses: list) -> str:
             ("dataset", "source", "revision", "rows", "tokens"),
             (_dataset_row(each) for each in made["datasets"]),
         ),
+        _accepted(made["accepted"]),
         "## Training",
         f"{training['global_step']} steps with {experiment['backend']} (world size "
         f"{training['world_size']}, nodes {training['num_nodes']}), {training['started']} to "
@@ -111,6 +112,16 @@ def _body(made: Mapping[str, Any], weights: str, losses: list) -> str:
         "All that made this model is in `provenance.json`.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _accepted(faults: Iterable[Mapping[str, Any]]) -> str:
+    """The faults of the data that were known and accepted."""
+    rows = [
+        (each["source"], each["fault"], f"{each['count']} of {each['of']}", each["by"])
+        for each in faults
+    ]
+    table = _table(("dataset", "fault", "rows", "by"), rows)
+    return f"Known faults of the data, accepted by the config:\n\n{table}" if table else ""
 
 
 def _dataset_row(dataset: Mapping[str, Any]) -> tuple:

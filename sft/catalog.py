@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sft.backends import BACKENDS, DEFAULT_BACKEND
+from sft.checks import acceptance_faults, check_limit_faults
 from sft.environment import job_variables
 from sft.errors import SftError, gathered, nearest, raise_faults
 from sft.experiment import (
@@ -21,9 +22,10 @@ from sft.experiment import (
     row_values,
 )
 from sft.files import hash_file, hash_json, list_files, read_yaml
+from sft.limits import limit_faults
 from sft.mix import Dataset, Mix, read_datasets, read_mixes
 from sft.model import Model, read_models
-from sft.plan import limit_faults, name_faults
+from sft.names import name_faults
 from sft.schema import faults
 from sft.site import Site, build_site
 
@@ -82,6 +84,7 @@ def _check_config(config: Mapping[str, Any], site_names: list[str]) -> None:
         for key, path in paths
         if not os.path.isfile(path)
     ]
+    lines += check_limit_faults(config.get("check_limits", {}), where)
     if config["site"] not in site_names:
         lines.append(
             f"{where}, site: found {config['site']!r}, expected the name of a folder in profiles; "
@@ -203,7 +206,7 @@ class _Builder:
             sites=tuple(values.get("sites", ())),
             where=row.where,
         )
-        raise_faults(name_faults(experiment))
+        raise_faults([*name_faults(experiment), *_acceptance_faults(experiment)])
         return experiment
 
     def _row_faults(self, values: Mapping[str, Any], where: str) -> list[str]:
@@ -253,6 +256,13 @@ class _Builder:
         return path, overrides, merged
 
 
+def _acceptance_faults(experiment: Experiment) -> list[str]:
+    """What is wrong with its `accept`; that of a base config may name sources of other mixes."""
+    sources = [each.name for each in experiment.mix.datasets]
+    of_row = "accept" in experiment.overrides
+    return acceptance_faults(experiment.accepted, sources, of_row, experiment.where)
+
+
 def _find_base_config(row: Row, backend: ModuleType) -> Path:
     """A base config that is shipped, or a YAML file of the user's own."""
     name = row.cells["base_config"]
@@ -298,6 +308,7 @@ def token_science(experiment: Experiment) -> dict[str, Any]:
         "backend": experiment.backend,
         "model": model.hub or model.folder,
         "model.revision": model.revision,
+        **({"model.prepare": model.prepare} if model.prepare else {}),
         "mix.strategy": mix.strategy,
         "mix.probabilities": list(mix.probabilities),
         "mix.seed": mix.seed if mix.strategy != "concat" else None,
@@ -321,6 +332,11 @@ def _template_hash(backend: str, template: str) -> str | None:
     return BACKENDS[backend].template_hash(template)
 
 
+def decisions_name(experiment: Experiment) -> str:
+    """A name for what an experiment accepts: strict where it accepts nothing."""
+    return hash_json(list(experiment.accepted))[:8] if experiment.accepted else "strict"
+
+
 def tokens_name(experiment: Experiment) -> str:
     """A readable name for an experiment's tokens, with 8 hex digits of what decides them."""
     digits = hash_json(token_science(experiment))[:8]
@@ -335,7 +351,10 @@ def science(experiment: Experiment) -> dict[str, Any]:
 def rendered_facts(experiment: Experiment, site: Site) -> dict[str, Any]:
     """Everything that train.yaml and launch.sh say and that is known before anything is fetched."""
     config = experiment.config
-    facts = science(experiment) | dict(config)
+    launcher_keys = BACKENDS[experiment.backend].LAUNCHER_KEYS
+    facts = science(experiment) | {
+        key: value for key, value in config.items() if key not in launcher_keys
+    }
     if "deepspeed" in config:
         folder = BACKENDS[experiment.backend].DEEPSPEED_FOLDER
         facts["deepspeed.sha256"] = _deepspeed_hash(folder / config["deepspeed"])

@@ -1,14 +1,25 @@
 """The command line: views of what the workflow does, without starting it."""
 
 import argparse
+import os
+import shutil
 import sys
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tabulate import tabulate
 
-from sft.catalog import read_catalog
+from sft.catalog import Catalog, decisions_name, read_catalog, tokens_name
 from sft.config import read_config, registry_file, results_folder, site_names
-from sft.errors import SftError
+from sft.errors import SftError, nearest, raise_faults
+from sft.facts import Facts
+from sft.files import read_yaml
+from sft.gate import judge_findings, summaries
+from sft.limits import read_requests
+from sft.plan_text import list_findings, list_plans, make_plans, plan_page, sum_up
+from sft.preview import Sample, preview_text, wants_color
+from sft.receipt import read_receipt
 from sft.registration import registry_place
 from sft.results import result_line
 
@@ -20,6 +31,16 @@ def main() -> None:
     results = commands.add_parser("results", help="losses, releases and the registry")
     _add_site(results)
     results.set_defaults(run=print_results)
+    plan = commands.add_parser(
+        "plan", help="what will come of each experiment, and what does not fit"
+    )
+    _add_site(plan)
+    plan.add_argument("experiment", nargs="*", help="a name, or a pattern such as 'delphi-*'")
+    plan.set_defaults(run=print_plan)
+    preview = commands.add_parser("preview", help="examples as they will be trained, with the loss")
+    _add_site(preview)
+    preview.add_argument("experiment", help="a name")
+    preview.set_defaults(run=print_preview)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -45,3 +66,58 @@ def print_results(arguments: argparse.Namespace) -> None:
     if report.exists():
         print(f"\nreport    {report}")
     print(f"registry  {registry_place(registry_file(config))}")
+
+
+def print_plan(arguments: argparse.Namespace) -> None:
+    """Print the plan of the named experiments in full, of all in a table; 1 if one is refused."""
+    config = read_config(arguments.profile, arguments.configfile)
+    catalog = read_catalog(config, site_names())
+    profile = arguments.profile
+    file = profile / "config.yaml" if profile.is_dir() else profile
+    facts = Facts(catalog, results_folder(config))
+    names = _choose(catalog, arguments.experiment)
+    plans, faults = make_plans(catalog, facts, read_requests(read_yaml(file)), names)
+    if arguments.experiment:
+        pages = (plan_page(plan, catalog.site, facts, config) for plan in plans)
+        print("\n\n".join([*pages, *(f"X {line}" for line in faults)]))
+    else:
+        print(list_plans(plans, catalog.site))
+        print("\n".join(list_findings(plans, faults, most=None)))
+    print(sum_up(plans))
+    sys.exit(bool(faults or any(plan.refused for plan in plans)))
+
+
+def print_preview(arguments: argparse.Namespace) -> None:
+    """Print what an experiment will train, as the gate saw it; exit code 1 where it is refused."""
+    config = read_config(arguments.profile, arguments.configfile)
+    catalog = read_catalog(config, site_names())
+    experiment = catalog.experiments[_choose(catalog, [arguments.experiment])[0]]
+    folder = results_folder(config) / "tokens" / tokens_name(experiment)
+    page = folder / f"preview-{decisions_name(experiment)}.html"
+    if not (folder / "inspected.json").exists():
+        receipt = folder / f"checked-{decisions_name(experiment)}.json"
+        raise SftError(
+            f"{experiment.name}: its tokens were not inspected yet; first run "
+            f"snakemake --profile {arguments.profile} {receipt}"
+        )
+    inspected = read_receipt(folder / "inspected.json")
+    judged = judge_findings(experiment, inspected, config.get("check_limits", {}))
+    samples = [Sample.from_json(each) for each in inspected["samples"]]
+    width, color = shutil.get_terminal_size().columns, wants_color(sys.stdout, os.environ)
+    print(preview_text(summaries(inspected, judged), samples, width, color), end="")
+    if page.exists():
+        print(f"the same as a page: {page}")
+    sys.exit(any(each.verdict == "refused" for each in judged))
+
+
+def _choose(catalog: Catalog, patterns: Iterable[str]) -> list[str]:
+    """The experiments that the patterns name, all without any; SftError where one names none."""
+    names, lines = {}, []
+    for pattern in patterns:
+        found = [name for name in catalog.experiments if fnmatchcase(name, pattern)]
+        names |= dict.fromkeys(found)
+        if not found:
+            remedy = nearest(pattern, catalog.experiments)
+            lines.append(f"no experiment {pattern!r} at {catalog.site.name}; {remedy}")
+    raise_faults(lines)
+    return list(names or catalog.experiments)

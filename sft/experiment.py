@@ -51,6 +51,13 @@ class Experiment:
         return self.config["template"]
 
     @property
+    def accepted(self) -> tuple[str, ...]:
+        """The faults that it accepts: `source:fault`, or the `fault` of a decision."""
+        entries = self.config.get("accept") or []
+        parts = entries.split(",") if isinstance(entries, str) else entries
+        return tuple(sorted(str(each).strip() for each in parts))
+
+    @property
     def environment(self) -> str:
         """The name of the trainer's environment, which a site maps to its activation."""
         return self.config["environment"]

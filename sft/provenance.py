@@ -19,6 +19,7 @@ def gather_provenance(
     datasets: Iterable[Mapping[str, Any]],
     tokens: Mapping[str, Any],
     trained: Mapping[str, Any],
+    checked: Mapping[str, Any],
 ) -> Provenance:
     """The provenance of a trained experiment; the mappings are what earlier stages made.
 
@@ -34,8 +35,9 @@ def gather_provenance(
             "base_config": Path(experiment.base_config).name,
             "fingerprint": trained["fingerprint"],
         },
-        base_model=_pinned(model),
+        base_model=_pinned(model) | _preparation(model),
         datasets=[_pinned(each) | _counts(tokens["sources"][each["name"]]) for each in datasets],
+        accepted=checked["accepted"],
         config=read_yaml(Path(trained["config"])),
         training={
             "global_step": trained["global_step"],
@@ -57,5 +59,10 @@ def _pinned(made: Mapping[str, Any]) -> dict[str, Any]:
     return {key: made[key] for key in ("name", "source", "revision", "sha256")}
 
 
+def _preparation(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done to the model after the fetch, and the hash of what was fetched, if anything."""
+    return {key: model[key] for key in ("prepared", "fetched") if key in model}
+
+
 def _counts(source: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rows": source.get("examples", source["rows_in"]), "tokens": source.get("tokens")}
+    return {"rows": source["examples"], "tokens": source["tokens"]}

@@ -44,12 +44,14 @@ class Provenance:
     `base_model` and each of `datasets` have name, source (`hub:<id>` or `local:<path>`), revision
     (a commit, for a hub source) and sha256; a dataset has rows and tokens too. `config` is the
     rendered train.yaml. `training` has global_step, losses as (step, loss) pairs, started,
-    finished, world_size and num_nodes. `git` is what `git_state` returns.
+    finished, world_size and num_nodes. `accepted` are the faults of the data that the config
+    accepted, with their counts by source. `git` is what `git_state` returns.
     """
 
     experiment: Mapping[str, Any]
     base_model: Mapping[str, Any]
     datasets: Sequence[Mapping[str, Any]]
+    accepted: Sequence[Mapping[str, Any]]
     config: Mapping[str, Any]
     training: Mapping[str, Any]
     versions: Mapping[str, str]

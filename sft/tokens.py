@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from sft.files import (
     write_json,
     write_yaml,
 )
+from sft.roles import find_fatal_rows, source_preflight
+from sft.rows import Part, list_source_files
 from sft.site import Site
 from sft.step import log
+from sft.vocabulary import template_faults
 
 TOKENIZER_FILES = {
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -43,11 +47,13 @@ def pretokenize(
     `model` and `datasets` (by name) are what was fetched. The data is hashed again and the model's
     files are held against their sizes and times, so that what is tokenized is what was pinned.
     Nothing is ever overwritten: other inputs are another folder. Returns `{"key", "folder",
-    "tokens", "sources", "versions"}`; `output` takes the trainer's own lines.
+    "tokens", "examples", "sources", "versions"}`; `output` takes the trainer's own lines.
     """
     for fetched in datasets.values():
         verify_fetched(fetched, thorough=True)
     verify_fetched(model, thorough=False)
+    # Even where the same tokens are there: models that share a tokenizer differ in their weights.
+    raise_faults(_template_faults(experiment, Path(model["path"])))
     versions = trainer_versions(experiment, site)
     identity = token_identity(experiment, model, datasets, versions)
     key = hash_json(identity)
@@ -103,6 +109,17 @@ def trainer_versions(experiment: Experiment, site: Site) -> dict[str, str]:
     return versions
 
 
+def _template_faults(experiment: Experiment, model: Path) -> list[str]:
+    backend, template = BACKENDS[experiment.backend], experiment.template
+    return template_faults(
+        model,
+        backend.template_description(template),
+        template,
+        experiment.model.name,
+        backend.shipped_templates() | backend.template_descriptions(),
+    )
+
+
 def _tokenize(
     experiment: Experiment,
     site: Site,
@@ -113,7 +130,9 @@ def _tokenize(
     num_workers: int,
     output: Path,
 ) -> None:
-    backend = BACKENDS[experiment.backend]
+    backend, rows = BACKENDS[experiment.backend], list_rows(experiment, datasets)
+    for name, (files, options) in rows.items():
+        source_preflight(files, options, name)
     with new_folder(folder, keep=True) as partial:
         request = partial / "request"
         write_json(request / "dataset_info.json", backend.render_registry(experiment, datasets))
@@ -122,24 +141,38 @@ def _tokenize(
             backend.render_pretokenize(experiment, Path(model["path"]), request, num_workers),
         )
         log.info("tokenizing %s with %d processes", experiment.mix.name, num_workers)
-        run_in_environment(
-            site,
-            experiment.environment,
-            backend.pretokenize_command(request, partial / "tokens"),
-            output,
-            # A cache of its own: other jobs' locks and leftovers cannot meet it.
-            {"HF_DATASETS_CACHE": str(partial / "cache")},
-        )
+        try:
+            run_in_environment(
+                site,
+                experiment.environment,
+                backend.pretokenize_command(request, partial / "tokens"),
+                output,
+                # A cache of its own: other jobs' locks and leftovers cannot meet it.
+                {"HF_DATASETS_CACHE": str(partial / "cache")},
+            )
+        except SftError as error:
+            fatal = [find_fatal_rows(*of, name) for name, of in rows.items()]
+            raise SftError(*chain.from_iterable(fatal), *error.args) from None
         shutil.rmtree(partial / "cache", ignore_errors=True)
         write_json(
             partial / "manifest.json",
             {
                 "key": hash_json(identity),
                 "identity": identity,
-                "sources": read_json(partial / "counts.json"),
+                **read_json(partial / "counts.json"),
                 "files": manifest(partial / "tokens"),
             },
         )
+
+
+def list_rows(
+    experiment: Experiment, datasets: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[list[Path | Part], Mapping[str, Any]]]:
+    """The files of each source of the mix, and the words of the registry that read them."""
+    return {
+        each.name: (list_source_files(datasets[each.name], each.options), each.options)
+        for each in experiment.mix.datasets
+    }
 
 
 def read_tokens(folder: Path) -> dict[str, Any]:
@@ -157,5 +190,6 @@ def read_tokens(folder: Path) -> dict[str, Any]:
         "key": content["key"],
         "folder": str(folder),
         "tokens": str(folder / "tokens"),
+        "examples": content["examples"],
         "sources": content["sources"],
     }

@@ -70,8 +70,10 @@ def pretokenize(request: Path, tokens: Path) -> None:
 
     `tokens` becomes a `datasets` folder with int32 input_ids, int32 labels (-100 where a token has
     no loss) and int8 attention_mask. Beside it lie rows.parquet (for each example its source and
-    the number of its row there, from 0) and counts.json (by source: rows in, rows out, examples,
-    tokens and trained tokens in the mix).
+    the number of its row there, from 0), counts.json (the number of examples; by source rows in,
+    rows out, examples, tokens and trained tokens in the mix) and tokenizer/ (as training will save
+    it). Where examples are packed, rows.parquet and the counts by source are of unpacked/, which
+    holds them one by one.
     """
     _import_trainer()
     from sft.trainers.llamafactory_tokens import tokenize_mix

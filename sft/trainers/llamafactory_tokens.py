@@ -10,15 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from datasets import Dataset, Features, Sequence, Value
+from datasets import Dataset, Features, Sequence, Value, load_dataset
 from llamafactory.data import get_template_and_fix_tokenizer
+from llamafactory.data.converter import align_dataset
 from llamafactory.data.data_utils import merge_dataset
-from llamafactory.data.loader import (
-    _get_dataset_processor,
-    _get_preprocessed_dataset,
-    _load_single_dataset,
-)
+from llamafactory.data.loader import _get_preprocessed_dataset
 from llamafactory.data.parser import get_dataset_list
+from llamafactory.data.processor import SupervisedDatasetProcessor
+from llamafactory.extras.constants import FILEEXT2TYPE
 from llamafactory.hparams import get_train_args
 from llamafactory.model import load_tokenizer
 
@@ -36,36 +35,65 @@ def tokenize_mix(config: Mapping[str, Any], tokens: Path) -> None:
 
     Each source is tokenized alone, row by row, and mixed after by LLaMA-Factory's own function, so
     that the order is the one it would have trained in while every example keeps its row. A packed
-    example joins rows of several sources: there the mix comes first, and rows are not kept.
+    example joins rows of several sources: what is packed is written beside it one by one.
     """
     model_args, data_args, training_args, _, _ = get_train_args(dict(config))
     module = load_tokenizer(model_args)
     template = get_template_and_fix_tokenizer(module["tokenizer"], data_args)
+    module["tokenizer"].save_pretrained(str(tokens.parent / "tokenizer"))
     names = data_args.dataset
     sources = {
-        name: _load_single_dataset(attributes, model_args, data_args, training_args)
+        name: _load_source(attributes, model_args, data_args, training_args)
         for name, attributes in zip(
             names, get_dataset_list(names, data_args.dataset_dir), strict=True
         )
     }
     counts = {name: {"rows_in": source.num_rows} for name, source in sources.items()}
+    processor = SupervisedDatasetProcessor(template=template, data_args=data_args, **module)
+    encoded = []
+    for position, (name, source) in enumerate(sources.items()):
+        encoded.append(_encode(source, position, processor, data_args))
+        counts[name]["rows_out"] = encoded[-1].num_rows
+    _refuse_empty(counts)
+    mix = merge_dataset(encoded, data_args, seed=training_args.seed)
+    _write_rows(mix, list(sources), counts, tokens.parent)
     if data_args.packing:
+        _save(mix, tokens.with_name("unpacked"))
         merged = merge_dataset(list(sources.values()), data_args, seed=training_args.seed)
         mix = _get_preprocessed_dataset(
             merged, data_args, training_args, stage="sft", template=template, **module
         )
-    else:
-        processor = _get_dataset_processor(data_args, "sft", template, **module)
-        encoded = []
-        for position, (name, source) in enumerate(sources.items()):
-            encoded.append(_encode(source, position, processor, data_args))
-            counts[name]["rows_out"] = encoded[-1].num_rows
-        _refuse_empty(counts)
-        mix = merge_dataset(encoded, data_args, seed=training_args.seed)
-        _write_rows(mix, list(sources), counts, tokens.parent)
-    mix = mix.select_columns(list(TOKEN_FEATURES)).cast(Features(TOKEN_FEATURES))
-    mix.save_to_disk(str(tokens))
-    (tokens.parent / "counts.json").write_text(json.dumps(counts, indent=2, ensure_ascii=False))
+    _save(mix, tokens)
+    made = {"examples": mix.num_rows, "sources": counts}
+    (tokens.parent / "counts.json").write_text(json.dumps(made, indent=2, ensure_ascii=False))
+
+
+def _load_source(attributes: Any, model_args: Any, data_args: Any, training_args: Any) -> Dataset:
+    """The rows of one source in LLaMA-Factory's own form.
+
+    As its `_load_single_dataset`, which takes the files of a folder in the order in which the file
+    system lists them: the same folder can be another order, and other tokens, elsewhere.
+    """
+    path = Path(data_args.dataset_dir, attributes.dataset_name)
+    files = None
+    if attributes.load_from == "file":
+        files = [str(file) for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    rows = load_dataset(
+        path=FILEEXT2TYPE[Path(files[0]).suffix[1:]] if files else str(path),
+        name=attributes.subset,
+        data_dir=attributes.folder,
+        data_files=files,
+        split=attributes.split,
+        num_proc=data_args.preprocessing_num_workers,
+    )
+    if data_args.max_samples is not None:
+        rows = rows.select(range(min(data_args.max_samples, rows.num_rows)))
+    return align_dataset(rows, attributes, data_args, training_args)
+
+
+def _save(mix: Dataset, folder: Path) -> None:
+    made = mix.select_columns(list(TOKEN_FEATURES)).cast(Features(TOKEN_FEATURES))
+    made.save_to_disk(str(folder))
 
 
 def _encode(source: Dataset, position: int, processor: Any, data_args: Any) -> Dataset:

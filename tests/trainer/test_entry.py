@@ -113,8 +113,45 @@ def test_packed_tokens_are_those_of_llamafactory(model, tmp_path):
     request = write_request(tmp_path, model, packing=True)
     ran = run_entry("pretokenize", request, tmp_path / "tokens")
 
+    packs = list(load_from_disk(str(tmp_path / "tokens")))
+    unpacked = list(load_from_disk(str(tmp_path / "unpacked")))
+
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert list(load_from_disk(str(tmp_path / "tokens"))) == upstream(tmp_path, request)
+    assert packs == upstream(tmp_path, request)
+    assert sum(map(count_trained, packs)) == sum(map(count_trained, unpacked))
+
+
+def count_trained(example: dict) -> int:
+    return sum(label != -100 for label in example["labels"])
+
+
+def test_files_of_a_folder_are_read_in_the_order_of_their_names(model, tmp_path):
+    rows = Path(DATASETS["demo_reasoning"]["file_name"]).read_text().splitlines(keepends=True)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, part in (("b.jsonl", rows[5:9]), ("a.jsonl", rows[:5]), ("c.jsonl", rows[9:12])):
+        (folder / name).write_text("".join(part))
+    (tmp_path / "one.jsonl").write_text("".join(rows[:12]))
+    options = {"dataset": "rows", "mix_strategy": "concat", "interleave_probs": None}
+    made = {}
+    for path in (folder, tmp_path / "one.jsonl"):
+        request = write_request(tmp_path / f"job-{path.stem}", model, **options)
+        entry = DATASETS["demo_reasoning"] | {"file_name": str(path)}
+        (request / "dataset_info.json").write_text(json.dumps({"rows": entry}))
+        ran = run_entry("pretokenize", request, request.parent / "tokens")
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        made[path.name] = list(load_from_disk(str(request.parent / "tokens")))
+
+    assert made["parts"] == made["one.jsonl"]
+
+
+def test_tokenizer_is_kept_as_training_will_save_it(model, tokens, tmp_path):
+    saved = tokens.parent / "tokenizer"
+    config = train_config(tmp_path, model, tokens, max_steps=1)
+    assert run_entry("train", config, "--world-size", 1).returncode == 0
+
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (saved / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
 def test_tokens_have_the_narrow_types(tokens):
@@ -143,9 +180,10 @@ def test_rows_name_source_and_row_of_each_example(tokens):
 
 
 def test_counts_add_up_to_the_tokens(tokens):
-    counts = json.loads((tokens.parent / "counts.json").read_text())
-    made = load_from_disk(str(tokens))
+    content = json.loads((tokens.parent / "counts.json").read_text())
+    made, counts = load_from_disk(str(tokens)), content["sources"]
 
+    assert content["examples"] == len(made)
     assert sum(each["examples"] for each in counts.values()) == len(made)
     assert sum(each["tokens"] for each in counts.values()) == sum(map(len, made["input_ids"]))
     trained = sum(label != -100 for labels in made["labels"] for label in labels)

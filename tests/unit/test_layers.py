@@ -14,19 +14,24 @@ PACKAGE = CHECKOUT / "sft"
 # From the bottom to the top: a module imports from layers below its own, and from no other.
 # A folder is one module here; sft/trainers has rules of its own, below.
 LAYERS = (
-    ("errors", "process", "plot", "templates"),
-    ("files", "step", "shards"),
-    ("receipt", "schema", "config", "locks", "weights"),
-    ("model", "mix", "site"),
-    ("experiment",),
-    ("plan",),
-    ("backends",),
-    ("environment", "network"),
+    ("errors", "process", "plot", "templates", "recipe", "row_counts", "preview", "conversation"),
+    ("files", "step", "shards", "checks", "serving", "structure", "rows"),
+    ("receipt", "schema", "config", "locks", "weights", "comparison", "roles", "verdict"),
+    ("model", "mix", "site", "sizes", "inspection", "vocabulary"),
+    ("experiment", "draws"),
+    ("batch", "names"),
+    ("steps", "memory"),
+    ("pace", "backends"),
+    ("environment", "network", "limits", "identity"),
     ("catalog",),
+    ("facts",),
+    ("plan",),
+    ("plan_text",),
     # Stages, and what they are made of.
     ("checkpoint", "sources", "card", "hub", "local", "registry"),
     ("fetch", "release", "train", "registration"),
-    ("tokens", "render", "provenance"),
+    ("tokens", "render", "provenance", "delphi"),
+    ("gate",),
     # What people call.
     ("results",),
     ("cli",),
@@ -43,13 +48,24 @@ PACKAGES = {
     "card": {"huggingface_hub"},
     "fetch": {"huggingface_hub", "httpx2", "tqdm"},
     "sources": {"pyarrow"},
+    "rows": {"datasets", "pandas", "pyarrow"},
+    "row_counts": {"pyarrow"},
+    "draws": {"numpy"},
+    "weights": {"numpy"},
+    "delphi": {"numpy", "tokenizers"},
+    "serving": {"jinja2", "transformers"},
+    "structure": {"numpy"},
+    "vocabulary": {"numpy", "tokenizers"},
+    "inspection": {"datasets", "numpy", "pyarrow"},
+    "preview": {"jinja2", "markupsafe"},
+    "plan_text": {"tabulate"},
     "registry": {"sqlalchemy"},
     "render": {"jinja2"},
     "cli": {"tabulate"},
 }
 
 # Each job of a cluster reads the Snakefile again: what its rules import has to load fast.
-LIGHT = {"yaml", "jsonschema", "pandas", "packaging"}
+LIGHT = {"yaml", "jsonschema", "pandas", "packaging", "numpy", "pyarrow", "tabulate"}
 
 # Inside a trainer's environment: the trainer, and what it is made of itself.
 TRAINERS = {

@@ -98,6 +98,12 @@ def provenance() -> Provenance:
                 **{"sha256": "2" * 64, "rows": 10, "tokens": 2000},
             },
         ],
+        accepted=[
+            {
+                **{"source": "web", "fault": "duplicate_rows", "count": 40, "of": 1200},
+                "by": "accept: web:duplicate_rows",
+            }
+        ],
         config={
             **{"model_name_or_path": "/scratch/me/cache/snapshots/b968", "learning_rate": 1e-4},
             **{"output_dir": "/scratch/me/runs/smoke/checkpoints", "template": "chatml"},
@@ -279,6 +285,7 @@ def test_what_is_no_hub_id_is_refused(weights, base):
     "said",
     [
         "| web | [org/web](https://huggingface.co/datasets/org/web) | " + "c" * 40,
+        "| web | duplicate_rows | 40 of 1200 | accept: web:duplicate_rows |",
         "| mine | mine (local) | sha256 2222222222222222 | 10 | 2000 |",
         "| learning_rate | 0.0001 |",
         "chat template `chatml`",

@@ -15,7 +15,7 @@ from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.fetch import fetch_dataset, fetch_model
 from sft.files import read_json
-from sft.mix import Dataset, Mix
+from sft.mix import NEEDED_TAGS, Dataset, Mix
 from sft.model import Model
 from sft.process import ProcessId, this_process
 from sft.site import Site
@@ -80,15 +80,21 @@ class Tokenizing:
         return self.log.read_text().count("\ntokenized ")
 
 
+def chat(text: str) -> list[dict]:
+    return [{"from": "human", "value": text}, {"from": "gpt", "value": "Yes."}]
+
+
 @pytest.fixture
 def tokenizing(tmp_path):
     stub_trainer.write_weights(tmp_path / "model", step=0)
     for name in ("a", "b"):
-        rows = [{"conversations": [{"from": "human", "value": f"{name}{n}"}]} for n in range(3)]
+        rows = [{"conversations": chat(f"{name}{n}")} for n in range(3)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub_trainer.__file__}" "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nHASHES_FOR_TOKENS=1 exec "{sys.executable}" "{stub_trainer.__file__}" "$@"\n'
+    )
     python.chmod(0o755)
     (tmp_path / "tokens").mkdir()
     activation = f'PATH="{python.parent}:$PATH"'
@@ -171,6 +177,28 @@ def test_same_content_in_another_place_has_the_same_key(tokenizing, tmp_path):
     assert replace(tokenizing, folder=elsewhere).run()["key"] == key
 
 
+# --- a template that does not fit ----------------------------------------------------------------
+
+
+def test_a_template_of_another_tokenizer_is_refused_before_the_trainer_starts(tokenizing):
+    with pytest.raises(SftError, match=r"template llama3: control string '<\|end_header_id\|>'"):
+        replace(tokenizing, config=CONFIG | {"template": "llama3"}).run()
+    assert not tokenizing.log.exists() and folders(tokenizing) == []
+
+
+def test_weights_without_rows_for_the_template_are_refused_though_its_tokens_are_there(tokenizing):
+    tokenizing.run()
+    path = tokenizing.folder / "model" / "model.safetensors"
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(start)
+        file.write(bytes(size - start))
+
+    with pytest.raises(SftError, match="rows of ordinary tokens are empty"):
+        tokenizing.run()
+
+
 # --- elsewhere -----------------------------------------------------------------------------------
 
 
@@ -191,7 +219,8 @@ def swap_files(tokenizing):
 
 
 def change_tokenizer(tokenizing):
-    (tokenizing.folder / "model" / "tokenizer.json").write_text('{"version": "1.0"}')
+    with open(tokenizing.folder / "model" / "tokenizer.json", "a") as file:
+        file.write("\n")
 
 
 def change_tokenizer_template(tokenizing):
@@ -218,7 +247,7 @@ def test_other_content_has_another_folder(tokenizing, change):
         {"config": CONFIG | {"template": "qwen3"}},
         {"config": CONFIG | {"train_on_prompt": True}},
         {"config": CONFIG | {"enable_thinking": False}},
-        {"options": OPTIONS | {"tags": {"user_tag": "user"}}},
+        {"options": OPTIONS | {"tags": NEEDED_TAGS | {"system_tag": "rules"}}},
         {"strategy": "interleave_under", "probabilities": (0.5, 0.5)},
         {"names": ("b", "a")},
         {"names": ("a",)},
@@ -236,10 +265,11 @@ def test_other_draws_of_an_interleave_have_another_key(tokenizing, change):
 
 
 def test_other_text_of_our_template_has_another_key(tokenizing, monkeypatch, tmp_path):
-    monkeypatch.setattr(llamafactory, "TEMPLATE_FOLDER", tmp_path)
-    (tmp_path / "chatml_tools.jinja").write_text("one")
+    path = tmp_path / "chatml_tools.jinja"
+    monkeypatch.setattr(llamafactory, "template_path", lambda name: path)
+    path.write_text("one")
     before = tokenizing.run()["key"]
-    (tmp_path / "chatml_tools.jinja").write_text("two")
+    path.write_text("two")
     assert tokenizing.run()["key"] != before
 
 
@@ -380,7 +410,7 @@ def test_data_of_the_same_size_and_time_but_other_bytes_is_refused(tokenizing):
     ("name", "words"),
     [
         ("tokens/data-00000-of-00001.arrow", "found None bytes, expected 64"),
-        ("tokens/state.json", "found None bytes, expected 2"),
+        ("tokens/state.json", "found None bytes, expected 0"),
         ("manifest.json", "no such file"),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workflow import stub_trainer
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "workflow", "config", "profiles", "demo", "sft")
 
@@ -90,6 +92,21 @@ def copy_checkout(root: Path) -> Project:
     model.mkdir()
     (model / "config.json").write_text("{}")
     return Project(root)
+
+
+def install_stub(project: Project) -> None:
+    """Put the stub trainer in the trainer's place, and a tiny model in the demo's.
+
+    Its tokens are bytes, which are more than the demo's cutoff allows.
+    """
+    stub_trainer.write_weights(project.root / "demo" / "smollm2-135m", step=0)
+    project.replace("sft/lf_configs/smoke.yaml", "cutoff_len: 512", "cutoff_len: 4096")
+    environment = project.root / ".venv-llamafactory" / "bin"
+    environment.mkdir(parents=True)
+    (environment / "activate").write_text(f'PATH="{environment}:$PATH"\n')
+    python = environment / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub_trainer.__file__}" "$@"\n')
+    python.chmod(0o755)
 
 
 @pytest.fixture

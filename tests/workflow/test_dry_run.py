@@ -3,7 +3,8 @@
 import pytest
 
 STAGES = {
-    *("fetch_model", "fetch_dataset", "pretokenize", "render", "train"),
+    *("fetch_model", "fetch_dataset", "pretokenize", "inspect_tokens"),
+    *("check_tokens", "render", "train"),
     *("detect_layout", "assemble_release", "upload", "register"),
 }
 

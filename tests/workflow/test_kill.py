@@ -4,7 +4,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,8 +15,7 @@ import pytest
 
 from sft.files import manifest, read_json
 from sft.process import process_id
-from tests.workflow import stub_trainer
-from tests.workflow.conftest import Project, copy_checkout
+from tests.workflow.conftest import Project, copy_checkout, install_stub
 
 TABLE = (
     "name\tbase_config\tmodel\tmix\tnum_nodes\tregister\n"
@@ -28,6 +26,8 @@ PLACES = {
     "fetch_model": ["sft.fetch:fetch_model"],
     "fetch_dataset": ["sft.fetch:fetch_dataset"],
     "pretokenize": ["pretokenize", "sft.receipt:write_receipt"],
+    "inspect_tokens": ["sft.gate:inspect"],
+    "check_tokens": ["sft.gate:preview_page"],
     "render": ["check", "sft.render:launch_text"],
     "train": ["train:2", "train:3"],
     "detect_layout": ["sft.checkpoint:detect_layout"],
@@ -146,15 +146,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def make_stub(root: Path) -> Stub:
     project = Stub(copy_checkout(root).root)
-    stub_trainer.write_weights(root / "demo" / "smollm2-135m", step=0)
+    install_stub(project)
     (root / "config" / "experiments.tsv").write_text(TABLE)
     (root / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    environment = root / ".venv-llamafactory" / "bin"
-    environment.mkdir(parents=True)
-    (environment / "activate").write_text(f'PATH="{environment}:$PATH"\n')
-    python = environment / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub_trainer.__file__}" "$@"\n')
-    python.chmod(0o755)
     return project
 
 

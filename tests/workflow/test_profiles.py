@@ -13,9 +13,12 @@ from tests.workflow.conftest import CHECKOUT, Project, copy_checkout
 
 SITES = ("leonardo", "jupiter", "vista")
 MANUAL = CHECKOUT / "docs" / "add_a_site.md"
-ROWS = {"qwen3-8b-openthoughts-bs96": 4, "qwen3-32b-openthoughts-bs96": 8}  # nodes
+ROWS = {"qwen3-8b-openthoughts-bs96": 4, "qwen3-32b-openthoughts-bs96": 8}  # nodes, at every site
+DELPHI = {"delphi-3e18-447Mparams-1_2Btokens-base-magpie_lr1e5-sft": 1}
+ROWS_AT = {"leonardo": ROWS | DELPHI, "jupiter": ROWS | DELPHI, "vista": ROWS}
 STAGES = {
-    *("fetch_model", "fetch_dataset", "pretokenize", "render", "train"),
+    *("fetch_model", "fetch_dataset", "pretokenize", "inspect_tokens"),
+    *("check_tokens", "render", "train"),
     *("detect_layout", "assemble_release", "upload", "register"),
 }
 
@@ -80,15 +83,16 @@ def test_dry_run_shows_what_the_training_of_each_row_asks_for(dry_runs, site, as
     jobs = {job.wildcard: job for job in listed_jobs(dry_runs[site]) if job.rule == "train"}
 
     shown = {name: {**job.resources, **asked} == job.resources for name, job in jobs.items()}
-    assert shown == dict.fromkeys(ROWS, True), jobs
-    assert {name: int(job.resources["nodes"]) for name, job in jobs.items()} == ROWS
+    assert shown == dict.fromkeys(ROWS_AT[site], True), jobs
+    assert {name: int(job.resources["nodes"]) for name, job in jobs.items()} == ROWS_AT[site]
 
 
 @pytest.mark.parametrize("site", SITES)
 def test_every_stage_has_a_partition_an_account_and_a_time(dry_runs, site):
     jobs = listed_jobs(dry_runs[site])
 
-    assert {job.rule for job in jobs} == STAGES
+    prepared = {"prepare_tokenizer"} if ROWS_AT[site].keys() & DELPHI.keys() else set()
+    assert {job.rule for job in jobs} == STAGES | prepared
     needed = {"slurm_partition", "slurm_account", "runtime"}
     assert [job for job in jobs if not needed <= job.resources.keys()] == []
 

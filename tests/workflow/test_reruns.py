@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sft.files import manifest
-from tests.workflow import stub_trainer
-from tests.workflow.conftest import Project, Ran, copy_checkout
+from tests.workflow.conftest import Project, Ran, copy_checkout, install_stub
 
 TABLE = """\
 name\tbase_config\tmodel\tmix\tnum_nodes\tregister\tlearning_rate\tdeepspeed
@@ -67,15 +65,9 @@ class Rerun:
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     """A finished project, and a copy of its folder."""
     project = Finished(copy_checkout(tmp_path_factory.mktemp("finished")).root)
-    stub_trainer.write_weights(project.root / "demo" / "smollm2-135m", step=0)
+    install_stub(project)
     (project.root / TABLE_FILE).write_text(TABLE)
     (project.root / MIXES_FILE).write_text(MIXES)
-    environment = project.root / ".venv-llamafactory" / "bin"
-    environment.mkdir(parents=True)
-    (environment / "activate").write_text(f'PATH="{environment}:$PATH"\n')
-    python = environment / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub_trainer.__file__}" "$@"\n')
-    python.chmod(0o755)
     ran = project.snakemake("--cores", "2")
     assert ran.code == 0, ran.text
     copy = tmp_path_factory.mktemp("snapshot") / "project"
@@ -102,6 +94,11 @@ def jobs(ran: Ran) -> set[str]:
         r"^(?:local)?rule (\w+):\n(?:    .*\n)*?    wildcards: \w+=([\w.]+)", ran.text, re.MULTILINE
     )
     return {f"{rule} {value}" for rule, value in found}
+
+
+def tokens_of(mix: str) -> set[str]:
+    """All jobs that make and check the tokens of a mix."""
+    return {f"{stage} {mix}" for stage in ("pretokenize", "inspect_tokens", "check_tokens")}
 
 
 def runs_of(*experiments: str) -> set[str]:
@@ -146,7 +143,7 @@ def test_changed_mix_is_tokenized_and_trained_again(finished, edit, change):
     finished.replace(MIXES_FILE, "[0.6, 0.4]", edit)
     ran = finished.dry_run()
 
-    assert jobs(ran) == {"pretokenize both", *runs_of("first", "second")}
+    assert jobs(ran) == {*tokens_of("both"), *runs_of("first", "second")}
     assert f"before: {change}" in ran.text
 
 
@@ -177,7 +174,7 @@ def test_changed_data_file_reruns_those_that_train_on_it(finished):
     finished.append("demo/chats_messages.jsonl", '{"messages": []}\n')
 
     assert jobs(finished.dry_run()) == {
-        *("fetch_dataset demo_reasoning", "pretokenize both"),
+        *("fetch_dataset demo_reasoning", *tokens_of("both")),
         *runs_of("first", "second"),
     }
 
@@ -186,7 +183,7 @@ def test_changed_template_is_tokenized_and_trained_again(finished):
     finished.append("sft/templates/chatml_tools.jinja", "{# a remark #}")
 
     assert jobs(finished.dry_run()) == {
-        *("pretokenize both", "pretokenize tools"),
+        *(*tokens_of("both"), *tokens_of("tools")),
         *runs_of("first", "second", "third"),
     }
 
@@ -209,6 +206,13 @@ def test_changed_registry_name_is_registered_again_and_nothing_else(finished):
     finished.replace("config/models.yaml", "SmolLM2-135M-Instruct\n  declare", "Other\n  declare")
 
     assert jobs(finished.dry_run()) == {"register first", "register second"}
+
+
+def test_accepted_fault_is_checked_again_and_not_trained(finished):
+    finished.append("sft/lf_configs/smoke.yaml", "accept: [other_prompt]\n")
+
+    assert {"check_tokens both", "render first"} <= jobs(finished.dry_run())
+    assert not {"pretokenize both", "inspect_tokens both"} & jobs(finished.dry_run())
 
 
 def set_nodes(project: Finished) -> tuple[str, ...]:

@@ -14,11 +14,19 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(workflow.basedir))
 
-from sft.catalog import local_files, read_catalog, rendered_facts, token_science, tokens_name
+from sft.catalog import (
+    decisions_name,
+    local_files,
+    read_catalog,
+    rendered_facts,
+    token_science,
+    tokens_name,
+)
 from sft.config import registry_file, site_names, upload_folder
 from sft.environment import use_hub_cache
 from sft.errors import SftError
 from sft.files import read_yaml
+from sft.limits import read_requests, request_faults
 from sft.locks import free_folder, hold_folder
 from sft.site import placeholders
 
@@ -34,6 +42,9 @@ EXPERIMENTS = CATALOG.experiments
 TOKENS = {name: tokens_name(experiment) for name, experiment in EXPERIMENTS.items()}
 REGISTERED = [name for name, experiment in EXPERIMENTS.items() if experiment.register]
 NETWORK_IS_HERE = SITE.network_on == "here"
+# Experiments with the same tokens that accept the same faults are checked once.
+DECISIONS = {(TOKENS[name], decisions_name(each)): each for name, each in EXPERIMENTS.items()}
+CHECK_LIMITS = config.get("check_limits", {})
 
 # Where jobs download to. HF_HOME stays as it is: the user's token lies there.
 use_hub_cache(SITE)
@@ -86,8 +97,14 @@ def experiment_of(wildcards):
     return EXPERIMENTS[wildcards.experiment]
 
 
+def decided_experiment(wildcards):
+    """One of the experiments that share the wildcards' tokens and decisions."""
+    return DECISIONS[wildcards.tokens, wildcards.decisions]
+
+
 def model_receipt_of(experiment) -> str:
-    return f"<results>/models/{experiment.model.name}/fetched.json"
+    made = "prepared" if experiment.model.prepare else "fetched"
+    return f"<results>/models/{experiment.model.name}/{made}.json"
 
 
 def dataset_receipts_of(experiment) -> list[str]:
@@ -98,20 +115,25 @@ def tokens_receipt_of(experiment) -> str:
     return f"<results>/tokens/{TOKENS[experiment.name]}/pretokenized.json"
 
 
-def list_placeholders() -> list[str]:
-    """The keys of the profile that are still to be filled in, its resources included."""
+def checked_receipt_of(experiment) -> str:
+    return f"<results>/tokens/{TOKENS[experiment.name]}/checked-{decisions_name(experiment)}.json"
+
+
+def asked_resources() -> dict[str, dict]:
+    """What jobs ask for, as the profile writes it: the default, and that of each rule."""
     settings = workflow.resource_settings
-    resources = {"default-resources": settings.default_resources or {}}
-    for rule, its_own in settings.overwrite_resources.items():
-        resources[f"set-resources.{rule}"] = its_own
-    texts = {
-        place: {name: resource.raw for name, resource in those.items()}
-        for place, those in resources.items()
+
+    def written(resources) -> dict:
+        return {name: resource.raw for name, resource in resources.items()}
+
+    own = {rule: written(its_own) for rule, its_own in settings.overwrite_resources.items()}
+    return {
+        "default-resources": written(settings.default_resources or {}),
+        "set-resources": own,
     }
-    return placeholders(config) + placeholders(texts)
 
 
-TO_FILL_IN = list_placeholders()
+TO_FILL_IN = placeholders(config) + placeholders(asked_resources())
 TO_FILL_IN_TEXT = (
     f"profiles/{SITE.name}/config.yaml: still to be filled in: {', '.join(TO_FILL_IN)}; "
     "replace FILL_IN by your own account and folders"
@@ -119,6 +141,15 @@ TO_FILL_IN_TEXT = (
 
 if TO_FILL_IN:
     logger.warning(TO_FILL_IN_TEXT)
+
+if workflow.is_main_process:
+    REQUESTS = read_requests(asked_resources())
+    if REFUSED := request_faults(SITE, REQUESTS, EXPERIMENTS.values()):
+        raise WorkflowError(str(SftError(*REFUSED)))
+    if DRY_RUN:
+        from sft.plan_text import plan_table  # its imports are not for each job
+
+        logger.info(plan_table(CATALOG, config, REQUESTS))
 
 
 # While the Snakefile is read, Snakemake does not say yet whether this is a dry run; a dry run

@@ -28,6 +28,7 @@ rule assemble_release:
         model=lambda wildcards: model_receipt_of(experiment_of(wildcards)),
         datasets=lambda wildcards: dataset_receipts_of(experiment_of(wildcards)),
         tokens=lambda wildcards: tokens_receipt_of(experiment_of(wildcards)),
+        checked=lambda wildcards: checked_receipt_of(experiment_of(wildcards)),
     output:
         receipt="<results>/runs/{experiment}/release.json",
     log:

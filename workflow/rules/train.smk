@@ -1,7 +1,8 @@
 """
 Render a run, train it, and find out how the trainer stored its weights.
 
-IN   <results>/models/{model}/fetched.json, <results>/tokens/{tokens}/pretokenized.json
+IN   <results>/models/{model}/fetched.json
+     <results>/tokens/{tokens}/pretokenized.json, checked-{decisions}.json
 OUT  <results>/runs/{experiment}/train.yaml       what the trainer reads
      <results>/runs/{experiment}/launch.sh        what starts it on a node
      <results>/runs/{experiment}/checkpoints/     one folder for each fingerprint of the run
@@ -18,6 +19,7 @@ rule render:
     input:
         model=lambda wildcards: model_receipt_of(experiment_of(wildcards)),
         tokens=lambda wildcards: tokens_receipt_of(experiment_of(wildcards)),
+        checked=lambda wildcards: checked_receipt_of(experiment_of(wildcards)),
     output:
         config="<results>/runs/{experiment}/train.yaml",
         launch="<results>/runs/{experiment}/launch.sh",

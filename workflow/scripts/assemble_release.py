@@ -8,8 +8,8 @@ from sft.step import step_log
 with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experiment}"):
     clock = Clock()
     inputs = {name: Path(path) for name, path in snakemake.input.items() if name != "datasets"}
-    model, tokens, trained, layout = read_receipts(
-        inputs[name] for name in ("model", "tokens", "trained", "layout")
+    model, tokens, checked, trained, layout = read_receipts(
+        inputs[name] for name in ("model", "tokens", "checked", "trained", "layout")
     )
     provenance = gather_provenance(
         snakemake.params.experiment,
@@ -17,6 +17,7 @@ with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experime
         model=model,
         datasets=read_receipts(map(Path, snakemake.input.datasets)),
         tokens=tokens,
+        checked=checked,
         trained=trained,
     )
     release = Path(snakemake.output.receipt).resolve().with_name("release")

@@ -1,0 +1,171 @@
+"""The tokenizer as it will be served: how its chat template renders a conversation.
+
+What is trained is held against this. Markers of reasoning are known by family, whatever template
+writes them.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sft.errors import SftError
+
+# How templates mark reasoning: the opening and the closing string.
+REASONING_MARKERS = (("<think>", "</think>"), ("<|start_think|>", "<|end_think|>"))
+
+_BLOCKS = "|".join(
+    f"{re.escape(first)}(?:.*?){re.escape(last)}" for first, last in REASONING_MARKERS
+)
+_EMPTY = "|".join(rf"{re.escape(first)}\s*{re.escape(last)}" for first, last in REASONING_MARKERS)
+REASONING = re.compile(rf"(?:{_BLOCKS})\s*", re.DOTALL)
+EMPTY_REASONING = re.compile(rf"(?:{_EMPTY})\s*")
+
+_QUESTION, _ANSWER = "Which colour is it?", "Green, I think."  # no template says so by itself
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A tokenizer with its chat template.
+
+    `header` is what generation starts after (`<|im_start|>assistant\\n`), `end` the control string
+    that ends an answer, `end_id` its token, `tail` what the template writes after the last one.
+    `controls` maps each special token's string to its id; `thinking` is the template's own switch,
+    where a config sets it.
+    """
+
+    tokenizer: Any
+    header: str
+    end: str
+    end_id: int
+    tail: str
+    controls: Mapping[str, int]
+    thinking: bool | None = None
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(self.controls.values())
+
+    @cached_property
+    def _control(self) -> re.Pattern:
+        return re.compile("|".join(map(re.escape, self.controls)))
+
+    @property
+    def spelled(self) -> str:
+        """Every control string that the template or the tokenizer knows, in one text."""
+        return "\n".join([self.tokenizer.chat_template, *self.controls])
+
+    def render(self, messages: Sequence[Mapping], tools: Sequence[Mapping] = ()) -> str:
+        """The text of a whole conversation; SftError with the template's own words."""
+        return _render(self.tokenizer, messages, tools, self.thinking)
+
+    def split(self, text: str) -> list[str]:
+        """The text in pieces: prompt, answer, prompt, answer, …, and what follows the last answer.
+
+        A prompt ends in `header`, an answer in `end` (and `tail`); one that was cut has no end.
+        """
+        pieces, cursor = [], 0
+        while (start := text.find(self.header, cursor)) >= 0:
+            start += len(self.header)
+            stop = text.find(self.end, start)
+            stop = len(text) if stop < 0 else stop + len(self.end)
+            stop += len(self.tail) if text.startswith(self.tail, stop) else 0
+            pieces += [text[cursor:start], text[start:stop]]
+            cursor = stop
+        return [*pieces, text[cursor:]]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text, without any that the tokenizer would add by itself."""
+        made = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [each.ids for each in made]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens, control strings included."""
+        return self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def find_controls(self, text: str) -> Iterator[re.Match]:
+        """The special strings in a text."""
+        return self._control.finditer(text)
+
+    def controls_of(self, ids: Iterable[int]) -> list[int]:
+        """The control tokens among `ids`, in order."""
+        return [each for each in ids if each in self._control_ids]
+
+
+def load_serving(folder: Path, thinking: bool | None = None) -> Serving:
+    """The serving of a tokenizer folder that holds a chat template.
+
+    Raises SftError where there is none, or where it shows no header or end of an answer.
+    """
+    # It warns of torch's absence, which nobody needs to render and tokenize.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not tokenizer.chat_template:
+        raise SftError(f"{folder}: the tokenizer would be served without a chat template")
+    # A config may have told the tokenizer to split control strings: no server does.
+    tokenizer.backend_tokenizer.encode_special_tokens = False
+    controls = {
+        str(token): number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special
+    }
+    header, end, tail = _probe(tokenizer, controls, folder)
+    return Serving(
+        tokenizer=tokenizer,
+        header=header,
+        end=end,
+        end_id=tokenizer.convert_tokens_to_ids(end),
+        tail=tail,
+        controls=controls,
+        thinking=thinking,
+    )
+
+
+def _render(
+    tokenizer: Any,
+    messages: Sequence[Mapping],
+    tools: Sequence[Mapping] = (),
+    thinking: bool | None = None,
+    prompt: bool = False,
+) -> str:
+    import jinja2
+
+    switch = {} if thinking is None else {"enable_thinking": thinking}
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=prompt,
+            **switch,
+        )
+    except (jinja2.TemplateError, TypeError) as error:
+        raise SftError(f"the chat template cannot render it: {error}") from error
+
+
+def _probe(tokenizer: Any, controls: Mapping[str, int], folder: Path) -> tuple[str, str, str]:
+    """The header, the end of an answer and what follows it, as a small conversation shows them."""
+    question = {"role": "user", "content": _QUESTION}
+    history = _render(tokenizer, [question])
+    whole = _render(tokenizer, [question, {"role": "assistant", "content": _ANSWER}])
+    asked = _render(tokenizer, [question], prompt=True)
+    before, found, after = whole.partition(_ANSWER)
+    if not found:
+        raise SftError(f"{folder}: the chat template does not render what the assistant says")
+    header = asked[len(history) :] if asked.startswith(history) else ""
+    header = header or before[before.rindex(_QUESTION) + len(_QUESTION) :]
+    for first, _ in REASONING_MARKERS:  # some open the reasoning for the model
+        header = header.partition(first)[0]
+    ends = [(after.find(each), each) for each in controls if each in after]
+    if not header or not ends:
+        raise SftError(
+            f"{folder}: the chat template shows no end of an answer: found {after[:80]!r} after "
+            f"one, expected one of {', '.join(list(controls)[:8])} …; generation would not stop"
+        )
+    end = min(ends)[1]
+    return header, end, after.partition(end)[2]

@@ -1,0 +1,224 @@
+"""Measure what LLaMA-Factory alone does with the faulty inputs of tests/faults.py.
+
+    python -m tests.trainer.measure_alone OUT.json
+
+Each input goes through LLaMA-Factory's own functions, as its `train` command calls them, in this
+one process. OUT.json becomes {name: {"does", "says", "checks"}}, `does` being one of
+
+    trains   it would train, and has said nothing that it does not say of good data too
+    warns    a warning came, and it would train on what is left
+    dies     `says` holds the error
+
+A real step is trained where it could fail: with ids beyond the embedding, or without a label.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sft.trainers import llamafactory as entry
+from tests import faults, tokenizers
+from tests.faults import IGNORED, Case, Damage, Tokens
+
+# The templates of our own are not LLaMA-Factory's; these of its own are most like them.
+UPSTREAM = {"chatml_tools": "qwen3_nothink", "delphi": "llama3"}
+TOKENIZERS = {
+    "smollm2": lambda: Path(__file__).parents[2] / "demo" / "smollm2-135m",
+    "llama3": tokenizers.llama3,
+    "qwen": tokenizers.qwen,
+}
+# Rows that the embeddings of the hub's models of these tokenizers have.
+EMBEDDINGS = {"smollm2": 49152, "llama3": 128256, "qwen": 151936}
+SAID_OF_GOOD_DATA = ("mixed precision", "reasoning template", "Loading dataset from disk")
+KEYS = ("input_ids", "labels", "attention_mask")
+SHOWN = 70  # characters of what is said
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What LLaMA-Factory does and says, and the checks that the gate has for it."""
+
+    does: str
+    says: str
+    checks: list[str]
+
+
+class Trainer:
+    """LLaMA-Factory with a folder of data and tiny models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.warnings: list[str] = []
+        entry._import_trainer()
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self.warnings.append(record.getMessage())
+        logging.getLogger("llamafactory").addHandler(handler)
+        self.model, self.load = cache(self._make_model), cache(self._load)
+        self.tokenize = cache(self._tokenize)
+
+    def measure(self, case: Case) -> Measured:
+        """What it does with a data set."""
+
+        def work() -> str:
+            made = self.tokenize(case)
+            self.train_if_doubtful(made, case, {"dataset": case.name, **case.config})
+            lost = len(made) < len(case.rows) and not case.config.get("packing")
+            return f"{len(made)} of {len(case.rows)} rows" if lost else ""
+
+        return self.watch(work, case.expected)
+
+    def measure_damage(self, damage: Damage) -> Measured:
+        """What it does with tokens on disk that a damage was done to."""
+        from datasets import Dataset, DatasetDict
+
+        case = next(case for case in faults.GOOD if case.name == damage.good)
+        made = apply(damage, self.tokenize(case), self.load_for(case)["tokenizer"])
+        options = {"dataset": case.name, "tokenized_path": str(self.folder / damage.name)}
+        DatasetDict({"train": Dataset.from_list(made)}).save_to_disk(options["tokenized_path"])
+
+        def work() -> str:
+            self.train_if_doubtful(self.read(case, options), case, options)
+            return ""
+
+        return self.watch(work, damage.expected)
+
+    def watch(self, work: Callable[[], str], checks: frozenset[str]) -> Measured:
+        """How the work ends; it returns what is to be said of its result."""
+        self.warnings.clear()
+        try:
+            says = work()
+        except Exception as error:  # whatever it dies of is what is measured
+            says = f"{type(error).__name__}: {error}".splitlines()[0]
+            return Measured("dies", self.shorten(says), sorted(checks))
+        told = [line for line in self.warnings if not any(s in line for s in SAID_OF_GOOD_DATA)]
+        if told:
+            says = "; ".join(filter(None, [self.shorten(told[0]), says]))
+        return Measured("warns" if told else "trains", says, sorted(checks))
+
+    def shorten(self, text: str) -> str:
+        line = text.replace(str(self.folder), "…").replace("\n", " ")
+        return line if len(line) <= SHOWN else line[:SHOWN] + "…"
+
+    def _tokenize(self, case: Case) -> list[dict]:
+        """The examples that it makes of a data set."""
+        return self.read(case, {"dataset": case.name, **case.config})
+
+    def read(self, case: Case, options: Mapping[str, Any]) -> list[dict]:
+        from llamafactory.data import get_dataset, get_template_and_fix_tokenizer
+        from llamafactory.hparams import get_train_args
+
+        model_args, data_args, training_args, _, _ = get_train_args(self.config(case, options))
+        module = self.load_for(case)
+        template = get_template_and_fix_tokenizer(module["tokenizer"], data_args)
+        made = get_dataset(template, model_args, data_args, training_args, stage="sft", **module)
+        return list(made["train_dataset"])
+
+    def train_if_doubtful(self, made: list[dict], case: Case, options: Mapping[str, Any]) -> None:
+        """Train one step where ids or labels could stop it."""
+        from llamafactory.train.tuner import run_exp
+
+        beyond = any(max(each["input_ids"]) >= EMBEDDINGS[case.tokenizer] for each in made)
+        if beyond or any(set(each["labels"]) == {IGNORED} for each in made):
+            run_exp(self.config(case, options))
+
+    def config(self, case: Case, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What a person would write for `llamafactory-cli train`."""
+        return {
+            "model_name_or_path": str(self.model(case.tokenizer)),
+            "stage": "sft",
+            "finetuning_type": "full",
+            "do_train": True,
+            "dataset_dir": str(self.folder),
+            "cache_dir": str(self.folder / "cache"),
+            "template": UPSTREAM.get(case.template, case.template),
+            "cutoff_len": faults.CUTOFF,
+            "max_steps": 1,
+            "per_device_train_batch_size": 64,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "output_dir": tempfile.mkdtemp(dir=self.folder),
+            **options,
+        }
+
+    def load_for(self, case: Case) -> dict[str, Any]:
+        """The tokenizer as LLaMA-Factory loads it, with the case's chat template.
+
+        It is one and the same for cases that change it in the same way.
+        """
+        split = "split_special_tokens" in case.config
+        return self.load(case.tokenizer, split, case.template, case.chat_template)
+
+    def _load(self, name: str, split: bool, template: str, chat_template: str | None) -> dict:
+        from llamafactory.hparams import ModelArguments
+        from llamafactory.model import load_tokenizer
+
+        if template:
+            module = deepcopy(self.load(name, split, "", None))
+            module["tokenizer"].chat_template = chat_template or module["tokenizer"].chat_template
+            return module
+        model = str(self.model(name))
+        return load_tokenizer(ModelArguments(model_name_or_path=model, split_special_tokens=split))
+
+    def _make_model(self, name: str) -> Path:
+        """A llama of two layers with the tokenizer."""
+        from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+        folder = self.folder / name
+        tokenizer = AutoTokenizer.from_pretrained(TOKENIZERS[name]())
+        config = LlamaConfig(
+            vocab_size=EMBEDDINGS[name],
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+
+def apply(damage: Damage, examples: list[dict], tokenizer: Any) -> list[dict]:
+    """The examples after the damage was done to every other one."""
+    end = tokenizer.eos_token_id
+    split = tokenizer(tokenizer.eos_token, add_special_tokens=False, split_special_tokens=True)
+    made = []
+    for number, each in enumerate(examples):
+        ids, labels, attention = (tuple(each[key]) for key in KEYS)
+        tokens = Tokens(ids, labels, attention, end, tuple(split["input_ids"]))
+        if number % 2:
+            tokens = damage.how(tokens)
+        if tokens:
+            columns = (tokens.ids, tokens.labels, tokens.attention)
+            made.append(dict(zip(KEYS, columns, strict=True)))
+    return made
+
+
+def measure_all(folder: Path) -> dict[str, Measured]:
+    """What LLaMA-Factory does with each faulty input, by name."""
+    faults.write_cases(folder, faults.CASES)
+    trainer = Trainer(folder)
+    cases = {case.name: trainer.measure(case) for case in faults.FAULTY}
+    return cases | {damage.name: trainer.measure_damage(damage) for damage in faults.DAMAGES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    out = parser.parse_args().out
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure_all(Path(folder))
+    table = {name: asdict(each) for name, each in measured.items()}
+    out.write_text(json.dumps(table, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
