@@ -13,6 +13,7 @@ from sft.schema import faults
 class Model:
     """A model that can be fetched: from the hub at a revision, or from a local folder.
 
+    `prepare` names what is done to its tokenizer after the fetch, None for nothing.
     `registry_name` is its name in the registry; `declare` allows a registration to add it there.
     """
 
@@ -20,6 +21,7 @@ class Model:
     hub: str | None = None
     revision: str | None = None
     folder: str | None = None
+    prepare: str | None = None
     registry_name: str = ""
     declare: bool = False
 

@@ -2,5 +2,12 @@
 
 from pathlib import Path
 
-TEMPLATE_FOLDER = Path(__file__).parent
-CUSTOM_TEMPLATES = tuple(sorted(path.stem for path in TEMPLATE_FOLDER.glob("*.jinja")))
+_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "delphi")
+_PATHS = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.jinja")}
+
+CUSTOM_TEMPLATES = tuple(sorted(_PATHS))
+
+
+def template_path(name: str) -> Path:
+    """The jinja file of one of CUSTOM_TEMPLATES."""
+    return _PATHS[name]

@@ -288,9 +288,10 @@ def test_file_in_place_of_the_output_is_refused(model):
         prepare(model)
 
 
-def test_output_inside_of_the_checkpoint_is_refused(model):
+@pytest.mark.parametrize("place", ["prepared", "."])
+def test_output_in_the_checkpoint_is_refused(model, place):
     with pytest.raises(SftError, match="name a folder outside of it"):
-        prepare_delphi(model, model / "prepared")
+        prepare_delphi(model, model / place)
 
 
 # What is refused

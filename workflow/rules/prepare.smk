@@ -1,8 +1,10 @@
 """
-Fetch and pin what experiments start from, and tokenize each mix once.
+Fetch and pin what experiments start from, prepare tokenizers, and tokenize each mix once.
 
 IN   the hub, local folders and files
 OUT  <results>/models/{model}/fetched.json           the model's path, commit or content hash
+     <results>/models/{model}/prepared.json          the same of its prepared form, if it has one
+     <results>/models/{model}/prepared/<key>/        the prepared model
      <results>/datasets/{dataset}/fetched.json       the same of a dataset
      <results>/tokens/{tokens}/pretokenized.json     key, folder, counts by source
      <results>/tokens/{tokens}/<key>/tokens/         shared by all experiments that train on them
@@ -40,6 +42,22 @@ rule fetch_model:
         model=lambda wildcards: CATALOG.models[wildcards.model],
     script:
         "../scripts/fetch_model.py"
+
+
+rule prepare_tokenizer:
+    """Give reserved tokens of a model the names and the rows that its template needs."""
+    input:
+        model="<results>/models/{model}/fetched.json",
+    output:
+        receipt="<results>/models/{model}/prepared.json",
+    log:
+        "<results>/models/{model}/prepare_tokenizer.log",
+    benchmark:
+        "<results>/models/{model}/prepare_tokenizer.benchmark.tsv"
+    params:
+        prepare=lambda wildcards: CATALOG.models[wildcards.model].prepare,
+    script:
+        "../scripts/prepare_tokenizer.py"
 
 
 rule fetch_dataset:
