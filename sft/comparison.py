@@ -155,12 +155,17 @@ def _judge_answer(example: Example, here: str, there: str, place: int, is_last: 
     served = EMPTY_REASONING.match(there)
     if served and there[served.end() :] == here:
         return Difference("empty_reasoning", "nothing before the answer", show(served[0]), place)
-    if _without_reasoning(here) == _without_reasoning(there):
+    if _reasons(here) != _reasons(there) and _without_reasoning(here) == _without_reasoning(there):
         fault = "old_reasoning"
         if is_last and REASONING.search(there):
             fault = "stripped_reasoning"
         return Difference(fault, show(here), show(there), place)
     return Difference("other_answer", found, expected, place)
+
+
+def _reasons(text: str) -> bool:
+    """Whether a text holds a block of reasoning that is not empty."""
+    return bool(REASONING.search(EMPTY_REASONING.sub("", text)))
 
 
 def _without_reasoning(text: str) -> str:

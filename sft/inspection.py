@@ -80,6 +80,12 @@ class Request:
     packed: Path | None = None
     num_packs: int = 0
 
+    @property
+    def counted(self) -> tuple[Source, ...]:
+        """The sources, and the packs as one more."""
+        packs = Source(PACKS, (), {}, self.num_packs, self.num_packs)
+        return (*self.sources, packs) if self.packed else self.sources
+
 
 @dataclass
 class Tally:
@@ -145,12 +151,12 @@ def inspect(request: Request, num_workers: int) -> dict[str, Any]:
     return {
         "header": serving.header,
         "end": serving.end,
-        "sources": {each.name: _source_counts(each, tally) for each in request.sources},
+        "sources": {each.name: _source_counts(each, tally) for each in request.counted},
         "findings": list(_findings(request, tally)),
         "samples": [
             sample.to_json()
-            for name in (*(each.name for each in request.sources), PACKS)
-            for key in sorted(key for key in tally.samples if key[0] == name)
+            for source in request.counted
+            for key in sorted(key for key in tally.samples if key[0] == source.name)
             for sample in tally.samples[key]
         ],
     }
@@ -577,7 +583,7 @@ def _source_counts(source: Source, tally: Tally) -> dict[str, Any]:
 
 
 def _findings(request: Request, tally: Tally) -> Iterable[dict[str, Any]]:
-    rows = {each.name: each.rows_in for each in request.sources}
+    rows = {each.name: each.rows_in for each in request.counted}
     for (source, fault), count in sorted(tally.counts.items()):
         of = rows[source] if fault in ROW_CHECKS else _num_examples(source, tally)
         yield {

@@ -17,11 +17,10 @@ from sft.errors import SftError, first_few, gathered
 from sft.files import read_json
 from sft.weights import EMBEDDINGS, HEADS, Tensor, read_rows, read_weights_index
 
-# A row shorter than this share of ordinary rows was never trained. A new row is as short as 1/√n of
-# them where it is the mean of n rows without a common direction: 1/358 for the 128000 of Llama-3,
-# the usual way to prepare one. Rows that were left at zero, or that weight decay alone has moved
-# since, are far below. The lower quartile stands for the ordinary rows, not the median: a
-# vocabulary also holds tokens that its training hardly saw.
+# A row shorter than this share of the median ordinary row was never trained. A new row is as short
+# as 1/√n of that where it is the mean of n rows without a common direction: 1/358 of it for the
+# 128000 of Llama-3, the usual way to prepare one. Rows that were left at zero, or that weight decay
+# alone has moved since, are far below.
 LEAST_NORM = 1e-3
 NUM_ORDINARY = 64
 
@@ -40,6 +39,7 @@ PREPARE_DELPHI = (
     "prepare it first: `prepare: delphi` in the models file, or "
     "python sft/delphi/prepare_delphi_tokenizer.py --model CKPT --output DIR"
 )
+NEW_ROW = "start from a model that was trained with it, or set the row to a mean of others"
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def _remedy(
     has_all = all(text in vocabulary.added for text in description.get("strings", ()))
     has_reserved = any(text.startswith(RESERVED) for text in vocabulary.added)
     if template == "delphi" and (has_all or has_reserved):
-        return PREPARE_DELPHI
+        return PREPARE_DELPHI + (f"; or, for a row that this leaves, {NEW_ROW}" if has_all else "")
     if has_all:
-        return "start from a model that was trained with it, or set the row to a mean of others"
+        return NEW_ROW
     fitting = fitting_templates(vocabulary, others)
     remedy = f"take a template of this tokenizer{': ' if fitting else ''}{first_few(fitting)}"
     if has_reserved and "delphi" in others and "delphi" not in fitting:
@@ -354,7 +354,7 @@ def _row_faults(
     within = {string: row for string, row in rows.items() if row < height}
     others = np.setdiff1d(np.arange(min(vocabulary.size, height)), [*vocabulary.added.values()])
     spread = np.linspace(0, len(others) - 1, min(NUM_ORDINARY, len(others))).astype(int)
-    ordinary = np.quantile(_norms(path, name, others[spread].tolist()), 0.25)
+    ordinary = np.median(_norms(path, name, others[spread].tolist()))
     if not np.isfinite(ordinary) or not ordinary:
         return [f"{name}: rows of ordinary tokens are empty or not finite; fetch the model again"]
     faults = []

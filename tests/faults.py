@@ -1,8 +1,8 @@
 """Good data sets of every shape, and the faults made of them by one small change each.
 
 A case is written as a data file and an entry of dataset_info.json (`write_cases`); a damage is done
-to tokens that are on disk already. `expected` names the faults of sft/checks.py that are found in
-it, and no other is.
+to tokens that are on disk already. `checks` names those of sft/checks.py that find something in it:
+first the one that is meant, then what comes with it. No other does.
 """
 
 import json
@@ -21,8 +21,8 @@ class Case:
 
     `options` are the words of its entry in dataset_info.json. `tokenizer` is smollm2, llama3 or
     qwen (tests/tokenizers.py); `chat_template` is the jinja that this tokenizer brings along.
-    `config` goes on top of the config of the tokenizing. `origin` names the report (B) or the trap
-    that the case is the smallest input of.
+    `config` goes on top of the config of the tokenizing. `origin` names the public
+    report or the trap that the case is the smallest input of.
     """
 
     name: str
@@ -32,8 +32,12 @@ class Case:
     tokenizer: str = "smollm2"
     chat_template: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    expected: frozenset[str] = frozenset()
+    checks: tuple[str, ...] = ()
     origin: str = ""
+
+    @property
+    def expected(self) -> frozenset[str]:
+        return frozenset(self.checks)
 
 
 def write_cases(folder: Path, cases: Iterable[Case]) -> None:
@@ -54,7 +58,7 @@ class Chat:
     """Turns of (role, text), the roles being system, user, assistant, call and result."""
 
     turns: tuple[tuple[str, str], ...]
-    tools: str = ""
+    tools: str | None = ""
 
 
 THINGS = (
@@ -254,7 +258,7 @@ def alpaca(name: str, rows: Iterable[dict], expected: str = "", **other: Any) ->
 
 
 def _case(name: str, rows: tuple, options: Mapping, expected: str, other: Mapping) -> Case:
-    return Case(name, rows, expected=frozenset(expected.split()), **{"options": options, **other})
+    return Case(name, rows, checks=tuple(expected.split()), **{"options": options, **other})
 
 
 # What tokenizers bring along: short chat templates, each with one habit of a public one.
@@ -348,6 +352,29 @@ def think_first(chat: Chat) -> Chat:
     return say(chat, -3, reasoned("The list of prices has it.", chat.turns[-3][1]))
 
 
+def where_called(how: Callable[[Chat, int], Chat]) -> Change:
+    """The change of a chat at the place of its call; a chat without a call stays."""
+
+    def made(chat: Chat) -> Chat:
+        places = [place for place, (role, _) in enumerate(chat.turns) if role == "call"]
+        return how(chat, places[0]) if places else chat
+
+    return made
+
+
+def end(text: Any) -> Change:
+    """Another last answer."""
+    return lambda chat: say(chat, -1, text)
+
+
+def without_tools(number: int) -> Chat:
+    """The errand, or a plain chat that names no tools."""
+    return replace(talk(number), tools=None) if number % 2 else errand(number)
+
+
+LONGEST_TALK = 98  # tokens, with SmolLM2's tokenizer
+
+
 GOOD = (
     sharegpt("one_turn", PLAIN),
     sharegpt("talks", TALKS),
@@ -394,6 +421,29 @@ GOOD = (
     ),
     sharegpt("last_answers", PLAIN, config={"mask_history": True}),
     sharegpt("packed", TALKS, config={"packing": True, "cutoff_len": 512}),
+    sharegpt("last_answers_of_talks", TALKS, config={"mask_history": True}),
+    sharegpt("talks_up_to_the_cutoff", TALKS, config={"cutoff_len": LONGEST_TALK}),
+    sharegpt("errands_without_tools", map(without_tools, NUMBERS)),
+    sharegpt(
+        "errands_that_end_in_a_call",
+        map(
+            where_called(lambda chat, place: replace(chat, turns=chat.turns[: place + 1])), ERRANDS
+        ),
+    ),
+    sharegpt("short_answers", map(end("Yes."), TALKS)),
+    sharegpt(
+        "answers_to_one_question",
+        (say(chat, 0, "What does it cost?") for chat in PLAIN),
+    ),
+    Case(
+        "system_column",
+        tuple(
+            row | {"system": SYSTEM if number % 3 else None}
+            for number, row in enumerate(sharegpt_rows(PLAIN))
+        ),
+        SHAREGPT | {"columns": SHAREGPT["columns"] | {"system": "system"}},
+    ),
+    sharegpt("one_row", TALKS[:1]),
 )
 BY_NAME = {case.name: case for case in GOOD}
 
@@ -403,7 +453,7 @@ BY_NAME = {case.name: case for case in GOOD}
 def faulty(good: str, name: str, expected: str, origin: str = "", **changes: Any) -> Case:
     """The good case with one thing changed."""
     return replace(
-        BY_NAME[good], name=name, expected=frozenset(expected.split()), origin=origin, **changes
+        BY_NAME[good], name=name, checks=tuple(expected.split()), origin=origin, **changes
     )
 
 
@@ -455,16 +505,6 @@ def with_last(rows: Iterable[dict], places: Iterable[int] = (3, 10), **fields: A
     )
 
 
-def where_called(how: Callable[[Chat, int], Chat]) -> Change:
-    """The change of a chat at the place of its call; a chat without a call stays."""
-
-    def made(chat: Chat) -> Chat:
-        places = [place for place, (role, _) in enumerate(chat.turns) if role == "call"]
-        return how(chat, places[0]) if places else chat
-
-    return made
-
-
 def padded_call(chat: Chat, place: int) -> Chat:
     """The errand as a table keeps it: each call has the keys of all calls."""
     arguments = json.loads(chat.turns[place][1])["arguments"] | {"shelf": None}
@@ -484,11 +524,6 @@ def called_in_field(chat: Chat) -> dict:
 
 def begin_with_answer(chat: Chat) -> Chat:
     return insert(chat, chat.turns[0][0] == "system", "assistant", "Good day.")
-
-
-def end(text: Any) -> Change:
-    """Another last answer."""
-    return lambda chat: say(chat, -1, text)
 
 
 def query(text: Any) -> Change:
@@ -517,7 +552,7 @@ ROW_FAULTS = (
         "talks_messages",
         "tags_of_the_other_family",
         "wrong_roles",
-        "B01",
+        "B01: hiyouga/LlamaFactory#2481",
         options={"formatting": "sharegpt", "columns": {"messages": "messages"}},
     ),
     faulty(
@@ -540,7 +575,7 @@ ROW_FAULTS = (
         "talks",
         "user_tag_wrong_in_some",
         "wrong_roles",
-        "B01",
+        "B01: hiyouga/LlamaFactory#2481",
         rows=sharegpt_rows(TALKS[:16])
         + sharegpt_rows(
             replace(
@@ -554,7 +589,7 @@ ROW_FAULTS = (
         "role_of_another_source",
         change(ERRANDS, where_called(lambda chat, place: say(chat, place + 1, "7", "environment"))),
         "wrong_roles",
-        origin="B02, trap 54",
+        origin="B02: hiyouga/LlamaFactory#3535, trap 54",
     ),
     faulty(
         "talks_messages",
@@ -765,7 +800,7 @@ TOKEN_FAULTS = (
         "answer_served_without_last_line",
         change(PLAIN, end("The price is five euros.\n")),
         "other_answer",
-        origin="B08",
+        origin="B08: axolotl-ai-cloud/axolotl#2089",
         template="qwen3_nothink",
         chat_template=TRIMS,
     ),
@@ -773,7 +808,7 @@ TOKEN_FAULTS = (
         "answer_served_without_first_blanks",
         change(PLAIN, end("  The price is five euros.")),
         "other_answer",
-        origin="B08",
+        origin="B08: axolotl-ai-cloud/axolotl#2089",
         template="qwen3_nothink",
         chat_template=TRIMS,
     ),
@@ -781,7 +816,7 @@ TOKEN_FAULTS = (
         "question_served_without_last_line",
         change(PLAIN, query("How much is it?\n")),
         "other_prompt",
-        origin="B08",
+        origin="B08: axolotl-ai-cloud/axolotl#2089",
         template="qwen3_nothink",
         chat_template=TRIMS,
     ),
@@ -795,7 +830,7 @@ TOKEN_FAULTS = (
         "talks",
         "served_otherwise",
         "other_prompt",
-        "B05",
+        "B05: marin-community/marin#7406",
         template="qwen3_nothink",
         chat_template=SYSTEM_IN_USER,
     ),
@@ -810,7 +845,7 @@ TOKEN_FAULTS = (
         "one_turn",
         "served_with_a_system_text",
         "added_text",
-        "B05",
+        "B05: marin-community/marin#7406",
         template="qwen3_nothink",
     ),
     faulty(
@@ -903,13 +938,17 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to the examples of a good case on disk; None: the example vanishes."""
+    """What is done to every other example of a good case on disk."""
 
     name: str
-    how: Callable[[Tokens], Tokens | None]
-    expected: frozenset[str]
+    how: Callable[[Tokens], Tokens]
+    checks: tuple[str, ...]
     good: str = "talks"
     origin: str = ""
+
+    @property
+    def expected(self) -> frozenset[str]:
+        return frozenset(self.checks)
 
 
 def put(tokens: Tokens, place: int, old: int, new: Sequence[int], trained: bool = True) -> Tokens:
@@ -933,6 +972,10 @@ def mask(tokens: Tokens, places: Iterable[int]) -> Tokens:
 
 def trained_places(tokens: Tokens) -> list[int]:
     return [place for place, label in enumerate(tokens.labels) if label != IGNORED]
+
+
+def masked_places(tokens: Tokens) -> list[int]:
+    return [place for place, label in enumerate(tokens.labels) if label == IGNORED]
 
 
 def last_end(tokens: Tokens) -> int:
@@ -959,73 +1002,87 @@ def swap(tokens: Tokens, place: int) -> Tokens:
     return put(tokens, place, 2, (second, first), trained=tokens.labels[place] != IGNORED)
 
 
+def renumber(tokens: Tokens) -> Tokens:
+    """Other ids for the same text, as another tokenizer has them."""
+    ids = tuple((31 * token + 7) % 40000 for token in tokens.ids)
+    return mask(replace(tokens, ids=ids, labels=ids), masked_places(tokens))
+
+
 def shift(tokens: Tokens) -> Tokens:
-    """Labels one place too early, as a trainer needs them that shifts by itself no more."""
+    """Labels one place too early, as for a trainer that does not shift them by itself."""
     return replace(tokens, labels=(*tokens.labels[1:], IGNORED))
 
 
-DAMAGES = tuple(
-    Damage(name, how, frozenset(expected.split()), *more)
-    for name, expected, how, *more in (
-        (
-            "nothing_trained",
-            "no_loss answer_not_in_loss end_not_in_loss",
-            lambda made: mask(made, range(len(made.ids))),
-        ),
-        ("all_trained", "prompt_in_loss", lambda made: train(made, range(len(made.ids)))),
-        ("header_trained", "prompt_in_loss", lambda made: train(made, [first_answer(made)[0] - 2])),
-        (
-            "answer_half_masked",
-            "answer_not_in_loss",
-            lambda made: mask(made, first_answer(made)[: len(first_answer(made)) // 2]),
-        ),
-        (
-            "first_token_masked",
-            "answer_not_in_loss",
-            lambda made: mask(made, first_answer(made)[:1]),
-            "talks",
-            "B08",
-        ),
-        (
-            "call_masked",
-            "answer_not_in_loss",
-            lambda made: mask(made, first_answer(made)[:-1]),
-            "errands",
-            "trap 89",
-        ),
-        (
-            "end_masked",
-            "end_not_in_loss",
-            lambda made: mask(made, [last_end(made)]),
-            "talks",
-            "B07",
-        ),
-        ("end_lost", "no_end other_answer", lambda made: put(made, last_end(made), 2, ())),
-        (
-            "end_in_pieces",
-            "no_end split_control",
-            lambda made: put(made, last_end(made), 1, made.pieces),
-            "talks",
-            "trap 80",
-        ),
-        ("words_swapped", "other_answer", lambda made: swap(made, first_answer(made)[1])),
-        ("question_swapped", "other_prompt", lambda made: swap(made, first_answer(made)[0] - 12)),
-        (
-            "two_beginnings",
-            "split_control",
-            lambda made: put(made, 0, 1, made.ids[:1] * 2, trained=False),
-            "talks_llama3",
-        ),
-        ("labels_shifted", "broken_tokens prompt_in_loss", shift),
-        (
-            "id_beyond_vocabulary",
-            "broken_tokens other_answer",
-            lambda made: put(made, first_answer(made)[0], 1, (1 << 20,)),
-        ),
-        (
-            "answer_unattended",
-            "broken_tokens",
-            lambda made: replace(made, attention=(*made.attention[:-4], 0, 0, 0, 0)),
-        ),
-    )
+def damage(
+    name: str, expected: str, how: Callable[[Tokens], Tokens], good: str = "talks", origin: str = ""
+) -> Damage:
+    return Damage(name, how, tuple(expected.split()), good, origin)
+
+
+DAMAGES = (
+    damage(
+        "nothing_trained",
+        "no_loss answer_not_in_loss end_not_in_loss",
+        lambda made: mask(made, range(len(made.ids))),
+    ),
+    damage("all_trained", "prompt_in_loss", lambda made: train(made, range(len(made.ids)))),
+    damage(
+        "header_trained", "prompt_in_loss", lambda made: train(made, [first_answer(made)[0] - 2])
+    ),
+    damage(
+        "answer_half_masked",
+        "answer_not_in_loss",
+        lambda made: mask(made, first_answer(made)[: len(first_answer(made)) // 2]),
+    ),
+    damage(
+        "first_token_masked",
+        "answer_not_in_loss",
+        lambda made: mask(made, first_answer(made)[:1]),
+        origin="B08: axolotl-ai-cloud/axolotl#2089",
+    ),
+    damage(
+        "call_masked",
+        "answer_not_in_loss",
+        lambda made: mask(made, first_answer(made)[:-1]),
+        good="errands",
+        origin="trap 89",
+    ),
+    damage(
+        "end_masked",
+        "end_not_in_loss",
+        lambda made: mask(made, [last_end(made)]),
+        origin="B07: axolotl-ai-cloud/axolotl#3754",
+    ),
+    damage("end_lost", "no_end other_answer", lambda made: put(made, last_end(made), 2, ())),
+    damage(
+        "end_in_pieces",
+        "no_end split_control",
+        lambda made: put(made, last_end(made), 1, made.pieces),
+        origin="trap 80",
+    ),
+    damage("words_swapped", "other_answer", lambda made: swap(made, first_answer(made)[1])),
+    damage("question_swapped", "other_prompt", lambda made: swap(made, first_answer(made)[0] - 12)),
+    damage(
+        "two_beginnings",
+        "split_control",
+        lambda made: put(made, 0, 1, made.ids[:1] * 2, trained=False),
+        good="talks_llama3",
+    ),
+    damage(
+        "other_tokenizer",
+        "other_prompt prompt_in_loss",
+        renumber,
+        origin="B13: axolotl-ai-cloud/axolotl#1265",
+    ),
+    damage("labels_shifted", "broken_tokens prompt_in_loss", shift),
+    damage(
+        "id_beyond_vocabulary",
+        "broken_tokens other_answer",
+        lambda made: put(made, first_answer(made)[0], 1, (1 << 20,)),
+    ),
+    damage(
+        "answer_unattended",
+        "broken_tokens",
+        lambda made: replace(made, attention=(*made.attention[:-4], 0, 0, 0, 0)),
+    ),
 )

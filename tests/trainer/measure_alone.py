@@ -6,15 +6,17 @@ Each input goes through LLaMA-Factory's own functions, as its `train` command ca
 one process. OUT.json becomes {name: {"does", "says", "checks"}}, `does` being one of
 
     trains   it would train, and has said nothing that it does not say of good data too
-    warns    a warning came, and it would train on what is left
-    dies     `says` holds the error
+    warns    it has warned, and would train on what is left
+    dies     with the error that `says` holds
 
-A real step is trained where it could fail: with ids beyond the embedding, or without a label.
+A real step is trained where it could fail: with ids beyond the embedding, or an example without a
+label. `--update-golden` of test_alone.py writes what is measured into docs/checks.md.
 """
 
 import argparse
 import json
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -23,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sft.checks import CHECKS
 from sft.trainers import llamafactory as entry
 from tests import faults, tokenizers
 from tests.faults import IGNORED, Case, Damage, Tokens
@@ -37,17 +40,22 @@ TOKENIZERS = {
 # Rows that the embeddings of the hub's models of these tokenizers have.
 EMBEDDINGS = {"smollm2": 49152, "llama3": 128256, "qwen": 151936}
 SAID_OF_GOOD_DATA = ("mixed precision", "reasoning template", "Loading dataset from disk")
+VERDICTS = ("trains", "warns", "dies")
+# A row of docs/checks.md's first table: what stands before its last cell, the check, that cell.
+CHECK_ROW = re.compile(r"^(\| \[(\w+)\]\(#\w+\) \|.*\|) ([^|]*) \|$", re.MULTILINE)
+INPUTS = "| input | checks | does | says |\n|---|---|---|---|"
 KEYS = ("input_ids", "labels", "attention_mask")
-SHOWN = 70  # characters of what is said
+SHOWN = 90  # characters of what is said
+QUOTED = re.compile(r"\[.*\]")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What LLaMA-Factory does and says, and the checks that the gate has for it."""
+    """What LLaMA-Factory does and says, and the checks that find it, the meant one first."""
 
     does: str
     says: str
-    checks: list[str]
+    checks: tuple[str, ...]
 
 
 class Trainer:
@@ -72,7 +80,7 @@ class Trainer:
             lost = len(made) < len(case.rows) and not case.config.get("packing")
             return f"{len(made)} of {len(case.rows)} rows" if lost else ""
 
-        return self.watch(work, case.expected)
+        return self.watch(work, case.checks)
 
     def measure_damage(self, damage: Damage) -> Measured:
         """What it does with tokens on disk that a damage was done to."""
@@ -87,23 +95,24 @@ class Trainer:
             self.train_if_doubtful(self.read(case, options), case, options)
             return ""
 
-        return self.watch(work, damage.expected)
+        return self.watch(work, damage.checks)
 
-    def watch(self, work: Callable[[], str], checks: frozenset[str]) -> Measured:
+    def watch(self, work: Callable[[], str], checks: tuple[str, ...]) -> Measured:
         """How the work ends; it returns what is to be said of its result."""
         self.warnings.clear()
         try:
             says = work()
         except Exception as error:  # whatever it dies of is what is measured
             says = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Measured("dies", self.shorten(says), sorted(checks))
+            return Measured("dies", self.shorten(says), checks)
         told = [line for line in self.warnings if not any(s in line for s in SAID_OF_GOOD_DATA)]
         if told:
             says = "; ".join(filter(None, [self.shorten(told[0]), says]))
-        return Measured("warns" if told else "trains", says, sorted(checks))
+        return Measured("warns" if told else "trains", says, checks)
 
     def shorten(self, text: str) -> str:
-        line = text.replace(str(self.folder), "…").replace("\n", " ")
+        """What is said, without the rows that it quotes."""
+        line = QUOTED.sub("[…]", text.replace(str(self.folder), "…").replace("\n", " "))
         return line if len(line) <= SHOWN else line[:SHOWN] + "…"
 
     def _tokenize(self, case: Case) -> list[dict]:
@@ -196,9 +205,8 @@ def apply(damage: Damage, examples: list[dict], tokenizer: Any) -> list[dict]:
         tokens = Tokens(ids, labels, attention, end, tuple(split["input_ids"]))
         if number % 2:
             tokens = damage.how(tokens)
-        if tokens:
-            columns = (tokens.ids, tokens.labels, tokens.attention)
-            made.append(dict(zip(KEYS, columns, strict=True)))
+        columns = (tokens.ids, tokens.labels, tokens.attention)
+        made.append(dict(zip(KEYS, columns, strict=True)))
     return made
 
 
@@ -208,6 +216,41 @@ def measure_all(folder: Path) -> dict[str, Measured]:
     trainer = Trainer(folder)
     cases = {case.name: trainer.measure(case) for case in faults.FAULTY}
     return cases | {damage.name: trainer.measure_damage(damage) for damage in faults.DAMAGES}
+
+
+def verdicts(measured: Mapping[str, Measured]) -> dict[str, str]:
+    """What LLaMA-Factory does with the inputs of each check: `warns or dies`, say.
+
+    Those count that are meant for it; of a check that only comes with others, all.
+    """
+    found = {}
+    for name in CHECKS:
+        inputs = [each for each in measured.values() if name in each.checks]
+        does = {each.does for each in inputs if each.checks[0] == name}
+        does = does or {each.does for each in inputs}
+        found[name] = " or ".join(word for word in VERDICTS if word in does) or "no input is known"
+    return found
+
+
+def update(document: str, measured: Mapping[str, Measured]) -> str:
+    """The text of docs/checks.md with what was measured in both of its tables."""
+    does = verdicts(measured)
+    document = CHECK_ROW.sub(lambda row: f"{row[1]} {does.get(row[2], row[3])} |", document)
+    head, _, _ = document.partition(INPUTS)
+    return head + INPUTS + "\n" + "\n".join(input_rows(measured)) + "\n"
+
+
+def input_rows(measured: Mapping[str, Measured]) -> list[str]:
+    """The lines of the table of inputs."""
+    return [
+        f"| {name} | {', '.join(each.checks)} | {each.does} | {escape(each.says)} |"
+        for name, each in measured.items()
+    ]
+
+
+def escape(text: str) -> str:
+    """Text in a cell of a Markdown table, as code; empty where there is none."""
+    return f"`` {text} ``".replace("|", "\\|") if text else ""
 
 
 def main() -> None:

@@ -45,8 +45,16 @@ class Project:
 
     def snakemake(self, *arguments: str, site: str = "localhost", timeout_s: float = 300) -> Ran:
         """Run snakemake as a user does and wait for it."""
+        return self._run(self.command(*arguments, site=site), timeout_s)
+
+    def run_cli(self, *arguments: str, site: str = "localhost") -> Ran:
+        """Run `python -m sft` with a site's profile."""
+        command = [sys.executable, "-m", "sft", *arguments, "--profile", f"profiles/{site}"]
+        return self._run(command, timeout_s=60)
+
+    def _run(self, command: list[str], timeout_s: float) -> Ran:
         done = subprocess.run(
-            self.command(*arguments, site=site),
+            command,
             cwd=self.root,
             env=self.environment(),
             stdin=subprocess.DEVNULL,

@@ -1,24 +1,5 @@
 """The plan at the start of a dry run, and as a command."""
 
-import subprocess
-import sys
-
-from tests.workflow.conftest import Project, Ran
-
-
-def plan(project: Project, *arguments: str, site: str = "localhost") -> Ran:
-    """Run the command as a user does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sft", "plan", "--profile", f"profiles/{site}", *arguments],
-        cwd=project.root,
-        env=project.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return Ran(done.returncode, done.stdout)
-
 
 def test_dry_run_begins_with_the_plan(shared_project):
     text = shared_project.snakemake("--dry-run").text
@@ -51,14 +32,14 @@ def test_wall_time_of_a_qos_is_its_own(project):
 
 
 def test_command_plans_all_rows_of_a_site(shared_project):
-    ran = plan(shared_project, site="vista")
+    ran = shared_project.run_cli("plan", site="vista")
 
     assert ran.code == 0, ran.text
     assert "qwen3-8b-openthoughts-bs96" in ran.text
 
 
 def test_command_plans_the_rows_that_a_pattern_names_in_full(shared_project):
-    ran = plan(shared_project, "*-low")
+    ran = shared_project.run_cli("plan", "*-low")
 
     assert ran.code == 0, ran.text
     assert "demo: interleave_under 0.6, 0.4" in ran.text
@@ -66,7 +47,7 @@ def test_command_plans_the_rows_that_a_pattern_names_in_full(shared_project):
 
 
 def test_command_refuses_a_name_that_is_none(shared_project):
-    ran = plan(shared_project, "smol-demo-lo")
+    ran = shared_project.run_cli("plan", "smol-demo-lo")
 
     assert ran.code == 1
     assert ran.text == (
@@ -76,7 +57,7 @@ def test_command_refuses_a_name_that_is_none(shared_project):
 
 def test_command_ends_with_one_where_a_fact_refuses(project):
     project.replace("profiles/jupiter/config.yaml", "runtime: 719", "runtime: 1439")
-    ran = plan(project, site="jupiter")
+    ran = project.run_cli("plan", site="jupiter")
 
     assert ran.code == 1
     assert "X profiles/jupiter/config.yaml, set-resources, train, runtime" in ran.text
