@@ -71,6 +71,10 @@ ROW_CHECKS = {
         "call a tool that their list of tools does not hold",
         "add the tool to the list, or drop the rows",
     ),
+    "unanswered_call": Check(
+        "hold a tool call without its result, or a result without its call",
+        "fill in what is missing, or drop the rows",
+    ),
     "padded_arguments": Check(
         "hold tool calls or schemas with keys of other rows, set to null by a table format",
         "store arguments and tools as JSON text, not as nested columns",
@@ -98,6 +102,10 @@ ROW_CHECKS = {
     "control_in_text": Check(
         "spell a control string of this tokenizer in their text: it becomes the control token",
         "rewrite or drop the rows",
+    ),
+    "looping_answer": Check(
+        "hold an answer that says the same over and over",
+        "drop them: the model would learn not to end",
     ),
     "damaged_text": Check(
         "hold text that was damaged on its way (replacement characters, wrong decoding)",
@@ -196,6 +204,11 @@ TOKEN_CHECKS = {
     "stripped_reasoning": Check(
         "lose the reasoning of the answer that is trained",
         "set enable_thinking: true, or take the reasoning out of the data",
+        decision=True,
+    ),
+    "kept_reasoning": Check(
+        "train reasoning though enable_thinking is false",
+        "write the block as the template does, line breaks around it, or take it out of the rows",
         decision=True,
     ),
     "added_date": Check(

@@ -8,10 +8,12 @@ alternate, and the last turn is an answer.
 
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 # What LLaMA-Factory 0.9.5 does with a row that has the fault: it warns and leaves the row out, it
@@ -30,12 +32,14 @@ KINDS: Mapping[str, str] = {
     "empty_question": TRAINED,
     "empty_answer": TRAINED,
     "unknown_tool": TRAINED,
+    "unanswered_call": TRAINED,
     "padded_arguments": TRAINED,
     "ignored_fields": TRAINED,
     "unread_column": TRAINED,
     "broken_reasoning": TRAINED,
     "reasoning_only": TRAINED,
     "foreign_markers": TRAINED,
+    "looping_answer": TRAINED,
     "damaged_text": TRAINED,
 }
 
@@ -117,6 +121,9 @@ PARTS_AS_TEXT = re.compile(
 )
 # Where the JSON of a turn of calls may start: at a line's start, or behind the reasoning.
 CALL_START = re.compile(r"^(?=[\[{])|(?:</think>|<\|end_think\|>)[ \t]*(?=[\[{])", re.MULTILINE)
+
+# Prose shrinks to a half or a third, logs and tables to a tenth.
+LOOP_FROM, LOOP_RATIO = 2000, 30
 
 SHOWN = 60  # characters of a text in a message
 
@@ -233,6 +240,7 @@ def read_conversation(
     except _Unreadable as error:
         return None, list(error.args)
     faults += tools.faults
+    faults += _call_order_faults(turns, first)
     faults += _unread_faults(row, schema, bool(system), first)
     faults += _text_faults(system, turns, first, texts, foreign)
     if not texts.isascii() and SURROGATE.search(texts):
@@ -479,6 +487,21 @@ def _read_calls(value: str, tools: _Tools, number: int, faults: list[RowFault]) 
     return {"role": "assistant", "content": text, "tool_calls": tool_calls}
 
 
+def _call_order_faults(turns: list[Turn], first: int) -> Iterator[RowFault]:
+    """Calls that no result follows, unless they end the row, and results that follow no call."""
+    roles = [role for role, _ in turns]
+    for number, (role, after) in enumerate(pairwise(roles), first):
+        if role == "call" and after != "tool":
+            yield RowFault(
+                "unanswered_call", f"turn {number}", f"a call, then {after}", "its result"
+            )
+        if after == "tool" and role != "call":
+            found = f"a result after {role}"
+            yield RowFault("unanswered_call", f"turn {number + 1}", found, "a call before it")
+    if roles[0] == "tool":
+        yield RowFault("unanswered_call", f"turn {first}", "a result", "a call before it")
+
+
 def _split_calls(value: str, place: str) -> tuple[str, list]:
     """The text before the calls, and the calls: the turn ends in the JSON of one or of a list."""
     for start in CALL_START.finditer(value):
@@ -611,6 +634,12 @@ def _text_faults(
         elif role != "tool" and PARTS_AS_TEXT.match(content):
             found, expected = f"a list written as text: {describe(content)}", "the text alone"
             yield RowFault("damaged_text", f"turn {number}", found, expected)
+        if role == "assistant" and len(content) >= LOOP_FROM and _loops(content):
+            found, expected = (
+                f"{len(content)} characters: {describe(content)}",
+                "an answer that ends",
+            )
+            yield RowFault("looping_answer", f"turn {number}", found, expected)
     thinks = "think>" in texts or "think|>" in texts
     damaged = DAMAGE.search(texts) if not texts.isascii() else "\0" in texts
     if thinks or damaged or (foreign and foreign.search(texts)):
@@ -623,6 +652,12 @@ def _text_faults(
             yield from _reasoning_faults(place, role, content)
             yield from _marker_faults(place, content, foreign)
             yield from _damage_faults(place, content)
+
+
+def _loops(text: str) -> bool:
+    """Whether a text shrinks as no prose, table or program does: a few words again and again."""
+    data = text.encode(errors="replace")
+    return len(data) > LOOP_RATIO * len(zlib.compress(data, 1))
 
 
 def _reasoning_faults(place: str, role: str, content: str) -> Iterator[RowFault]:

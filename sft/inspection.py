@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -32,7 +32,7 @@ from sft.conversation import (
 from sft.errors import SftError
 from sft.preview import FIRST, Sample, Token, shorten
 from sft.rows import Part, count_rows, read_rows
-from sft.serving import REASONING_MARKERS, Serving, load_serving
+from sft.serving import EMPTY_REASONING, REASONING, REASONING_MARKERS, Serving, load_serving
 from sft.step import Progress
 from sft.structure import Anatomy, Examples, find_faults
 
@@ -253,12 +253,16 @@ class Spot:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A row whose examples are to be compared: its rendering in pieces, what is known by now."""
+    """A row whose examples are to be compared: its rendering in pieces, what is known by now.
+
+    `texts` are those of its own turns.
+    """
 
     row: int
     positions: np.ndarray
     pieces: list[str]
     differences: list[Difference]
+    texts: Sequence[str] = ()
 
 
 class _Worker:
@@ -371,7 +375,8 @@ class _Worker:
             fault = Difference("unserved_text", str(error), "a rendering of the row")
             return Waiting(row, positions, [], [fault])
         pieces = self.serving.split(text)
-        return Waiting(row, positions, pieces, lost_text(conversation, pieces))
+        texts = [each["content"] for each in conversation.messages]
+        return Waiting(row, positions, pieces, lost_text(conversation, pieces), texts)
 
     def compare_all(self, tally: Tally, number: int, waiting: list["Waiting"]) -> None:
         """Hold each row's examples against its conversation as it will be served."""
@@ -405,7 +410,19 @@ class _Worker:
             cut=spot.stop - spot.start >= self.anatomy.cutoff,
             last_first=self.anatomy.last_turn_only,
         )
-        return compare(example, waiting.pieces, encoded, self.serving)
+        found = compare(example, waiting.pieces, encoded, self.serving, waiting.texts)
+        return found + self.find_reasoning(example)
+
+    def find_reasoning(self, example: Example) -> list[Difference]:
+        """Reasoning with a loss, where the config asks for none."""
+        if self.serving.thinking is not False:
+            return []
+        trained = zip(example.ids, example.trained, strict=True)
+        text = self.serving.decode([token for token, has_loss in trained if has_loss])
+        if not (kept := REASONING.search(EMPTY_REASONING.sub("", text))):
+            return []
+        place = example.trained.index(True)
+        return [Difference("kept_reasoning", show(kept[0]), "no reasoning with a loss", place)]
 
     def compare_copies(self, positions: np.ndarray, spot: "Spot") -> list[Difference]:
         """A row that was drawn more than once has to be the same each time."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sft.errors import SftError
+from sft.errors import SftError, first_few
 
 # How templates mark reasoning: the opening and the closing string.
 REASONING_MARKERS = (("<think>", "</think>"), ("<|start_think|>", "<|end_think|>"))
@@ -33,8 +33,8 @@ class Serving:
 
     `header` is what generation starts after (`<|im_start|>assistant\\n`), `end` the control string
     that ends an answer, `end_id` its token, `tail` what the template writes after the last one.
-    `controls` maps each special token's string to its id; `thinking` is the template's own switch,
-    where a config sets it.
+    `controls` maps each special token's string to its id, `added` those of every token that stands
+    for a string of its own. `thinking` is the template's own switch, where a config sets it.
     """
 
     tokenizer: Any
@@ -43,20 +43,27 @@ class Serving:
     end_id: int
     tail: str
     controls: Mapping[str, int]
+    added: Mapping[str, int]
     thinking: bool | None = None
 
     @cached_property
-    def _control_ids(self) -> frozenset[int]:
-        return frozenset(self.controls.values())
+    def _control(self) -> re.Pattern:
+        return _pattern(self.controls)
 
     @cached_property
-    def _control(self) -> re.Pattern:
-        return re.compile("|".join(map(re.escape, self.controls)))
+    def _added(self) -> re.Pattern:
+        return _pattern(self.added)
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self.added.values())
 
     @property
     def spelled(self) -> str:
         """Every control string that the template or the tokenizer knows, in one text."""
-        return "\n".join([self.tokenizer.chat_template, *self.controls])
+        template = self.tokenizer.chat_template
+        texts = template.values() if isinstance(template, Mapping) else [template]
+        return "\n".join([*texts, *self.controls])
 
     def render(self, messages: Sequence[Mapping], tools: Sequence[Mapping] = ()) -> str:
         """The text of a whole conversation; SftError with the template's own words."""
@@ -84,15 +91,20 @@ class Serving:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, control strings included."""
-        return self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False)
+        known = [each for each in ids if each >= 0]  # the library takes no others
+        return self.tokenizer.backend_tokenizer.decode(known, skip_special_tokens=False)
 
     def find_controls(self, text: str) -> Iterator[re.Match]:
         """The special strings in a text."""
         return self._control.finditer(text)
 
     def controls_of(self, ids: Iterable[int]) -> list[int]:
-        """The control tokens among `ids`, in order."""
-        return [each for each in ids if each in self._control_ids]
+        """The tokens among `ids` that stand for a string of their own, in order."""
+        return [each for each in ids if each in self._added_ids]
+
+    def controls_in(self, text: str) -> list[int]:
+        """The same of a text that is tokenized."""
+        return [self.added[each[0]] for each in self._added.finditer(text)]
 
 
 def load_serving(folder: Path, thinking: bool | None = None) -> Serving:
@@ -109,21 +121,28 @@ def load_serving(folder: Path, thinking: bool | None = None) -> Serving:
         raise SftError(f"{folder}: the tokenizer would be served without a chat template")
     # A config may have told the tokenizer to split control strings: no server does.
     tokenizer.backend_tokenizer.encode_special_tokens = False
-    controls = {
-        str(token): number
-        for number, token in tokenizer.added_tokens_decoder.items()
-        if token.special
-    }
-    header, end, tail = _probe(tokenizer, controls, folder)
+    added = tokenizer.added_tokens_decoder
+    controls = {str(token): number for number, token in added.items() if token.special}
+    try:
+        header, end, tail = _probe(tokenizer, controls)
+    except SftError as error:
+        raise SftError(f"{folder}: {error}") from error
     return Serving(
         tokenizer=tokenizer,
         header=header,
         end=end,
-        end_id=tokenizer.convert_tokens_to_ids(end),
+        end_id=controls[end],
         tail=tail,
         controls=controls,
+        # Some tokenizers add runs of blanks, which a text may be cut in at other places.
+        added={str(token): number for number, token in added.items() if str(token).strip()},
         thinking=thinking,
     )
+
+
+def _pattern(controls: Iterable[str]) -> re.Pattern:
+    """Any of the control strings, as a tokenizer finds them: the longest at each place."""
+    return re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))))
 
 
 def _render(
@@ -148,24 +167,38 @@ def _render(
         raise SftError(f"the chat template cannot render it: {error}") from error
 
 
-def _probe(tokenizer: Any, controls: Mapping[str, int], folder: Path) -> tuple[str, str, str]:
+def _probe(tokenizer: Any, controls: Mapping[str, int]) -> tuple[str, str, str]:
     """The header, the end of an answer and what follows it, as a small conversation shows them."""
     question = {"role": "user", "content": _QUESTION}
-    history = _render(tokenizer, [question])
     whole = _render(tokenizer, [question, {"role": "assistant", "content": _ANSWER}])
-    asked = _render(tokenizer, [question], prompt=True)
-    before, found, after = whole.partition(_ANSWER)
-    if not found:
-        raise SftError(f"{folder}: the chat template does not render what the assistant says")
-    header = asked[len(history) :] if asked.startswith(history) else ""
-    header = header or before[before.rindex(_QUESTION) + len(_QUESTION) :]
+    for text in (_QUESTION, _ANSWER):
+        if text not in whole:
+            raise SftError(
+                f"the chat template does not render a turn: found {whole[:200]!r}, "
+                f"expected {text!r} in it"
+            )
+    before, _, after = whole.partition(_ANSWER)
+    header = _find_header(tokenizer, question)
+    if not header or header not in before.rpartition(_QUESTION)[2]:
+        raise SftError(
+            f"the chat template asks for an answer with {header!r}, which is not what stands "
+            f"before one: found {before[-80:]!r}; a model would be trained for another prompt"
+        )
+    end = _pattern(controls).search(after) if controls else None
+    if not end:
+        raise SftError(
+            f"the chat template shows no end of an answer: found {after[:80]!r} after "
+            f"one, expected one of {first_few(controls)}; generation would not stop"
+        )
+    return header, end[0], after[end.end() :]
+
+
+def _find_header(tokenizer: Any, question: Mapping) -> str:
+    """What stands between the question's turn and what a served model generates."""
+    history = _render(tokenizer, [question]).rpartition(_QUESTION)[2]
+    asked = _render(tokenizer, [question], prompt=True).rpartition(_QUESTION)[2]
+    # A template that takes no notice of the generation prompt ends the question with it.
+    header = asked.removeprefix(history) or asked
     for first, _ in REASONING_MARKERS:  # some open the reasoning for the model
         header = header.partition(first)[0]
-    ends = [(after.find(each), each) for each in controls if each in after]
-    if not header or not ends:
-        raise SftError(
-            f"{folder}: the chat template shows no end of an answer: found {after[:80]!r} after "
-            f"one, expected one of {', '.join(list(controls)[:8])} …; generation would not stop"
-        )
-    end = min(ends)[1]
-    return header, end, after.partition(end)[2]
+    return header

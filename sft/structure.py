@@ -5,6 +5,7 @@ All of it is array arithmetic over many examples at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -19,8 +20,8 @@ class Anatomy:
 
     An answer follows `header` and ends in `end`; `tail` may follow that, with a loss or without.
     One of `empty_blocks` at the beginning of an answer may have no loss. `vocabulary` counts the
-    embedding rows. With `last_turn_only` no earlier answer has a loss. `padded` examples end in
-    tokens without attention.
+    embedding rows, `cutoff` the tokens that an example may have. With `last_turn_only` no earlier
+    answer has a loss. `padded` examples are packs of others, and end in tokens that do not count.
     """
 
     header: tuple[int, ...]
@@ -45,21 +46,23 @@ class Examples:
     attention: np.ndarray
     offsets: np.ndarray
 
-    @property
+    @cached_property
     def trained(self) -> np.ndarray:
         """True where a token has a loss."""
         return self.labels != IGNORED
 
     def count_in_each(self, chosen: np.ndarray) -> np.ndarray:
         """How many of the chosen tokens each example has."""
-        before = np.concatenate([[0], np.cumsum(chosen)])
-        return before[self.offsets[1:]] - before[self.offsets[:-1]]
+        return np.diff(np.searchsorted(np.flatnonzero(chosen), self.offsets))
+
+    def examples_of(self, places: np.ndarray) -> np.ndarray:
+        """The numbers of the examples that the tokens at these places belong to."""
+        return np.searchsorted(self.offsets, places, side="right") - 1
 
     def first_in_each(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The examples that have a chosen token, and where in them the first one is."""
         places = np.flatnonzero(chosen)
-        examples = np.searchsorted(self.offsets, places, side="right") - 1
-        examples, first = np.unique(examples, return_index=True)
+        examples, first = np.unique(self.examples_of(places), return_index=True)
         return examples, places[first] - self.offsets[examples]
 
 
@@ -69,97 +72,135 @@ def find_faults(examples: Examples, anatomy: Anatomy) -> Found:
     Faults: broken_tokens, no_loss, prompt_in_loss, answer_not_in_loss, end_not_in_loss, no_end,
     truncated_answer, truncated_question.
     """
-    trained = examples.trained
-    answers = _find_answers(examples, anatomy)
-    expected, ends, free = _mask(examples, answers, anatomy)
-    stray = trained & ~expected & ~free
-    headless = stray & _after_cut(examples, answers, anatomy)
+    trained, stops = examples.trained, _find_stops(examples, anatomy)
+    cut = stops - examples.offsets[:-1] >= anatomy.cutoff
+    answers = _find_answers(examples, anatomy, stops, cut)
+    asked, ends = answers.asked, np.zeros(len(trained), dtype=bool)
+    ends[answers.stop[answers.ended] - 1] = True
+    expected = _cover(len(trained), answers.loss_start[asked], answers.stop[asked])
+    stray = trained & ~expected & ~_cover(len(trained), answers.stop, answers.tail_stop)
+    missing = expected & ~trained
+    headless = stray & _after_cut_question(examples, answers, stops, cut)
+    unended = asked & ~answers.ended
+    at_cutoff = cut[answers.example] & (answers.stop == stops[answers.example])
+    silent = np.flatnonzero(examples.count_in_each(trained) == 0)
     found = {
-        "broken_tokens": examples.first_in_each(_broken(examples, anatomy)),
+        "broken_tokens": examples.first_in_each(_find_broken(examples, anatomy, stops)),
+        "no_loss": (silent, np.zeros_like(silent)),
         "prompt_in_loss": examples.first_in_each(stray & ~headless),
         "truncated_question": examples.first_in_each(headless),
-        "answer_not_in_loss": examples.first_in_each(expected & ~trained & ~ends),
-        "end_not_in_loss": examples.first_in_each(ends & expected & ~trained),
+        "answer_not_in_loss": examples.first_in_each(missing & ~ends),
+        "end_not_in_loss": examples.first_in_each(missing & ends),
+        "truncated_answer": answers.first_in_each(
+            unended & at_cutoff & (answers.stop > answers.start)
+        ),
+        "no_end": answers.first_in_each(unended & ~at_cutoff),
     }
-    silent = np.flatnonzero(examples.count_in_each(trained) == 0)
-    found["no_loss"] = silent, np.zeros_like(silent)
-    lengths = np.diff(examples.offsets)
-    cut = lengths[answers.example] >= anatomy.cutoff
-    last = answers.stop == examples.offsets[answers.example + 1]
-    for fault, chosen in (
-        ("truncated_answer", ~answers.ended & cut & last),
-        ("no_end", ~answers.ended & ~(cut & last)),
-    ):
-        owners, first = np.unique(answers.example[chosen], return_index=True)
-        found[fault] = owners, answers.start[chosen][first] - examples.offsets[owners]
     return {fault: places for fault, places in found.items() if len(places[0])}
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """Where answers start and stop (exclusive, the end token included), and if they have an end."""
-
-    start: np.ndarray
-    stop: np.ndarray
-    ended: np.ndarray
-    example: np.ndarray
-
-
-def _find_answers(examples: Examples, anatomy: Anatomy) -> _Answers:
-    ids, offsets = examples.ids, examples.offsets
-    headers = find_runs(ids, anatomy.header)
-    example = np.searchsorted(offsets, headers, side="right") - 1
-    start = headers + len(anatomy.header)
-    whole = start <= offsets[example + 1]
-    headers, start, example = headers[whole], start[whole], example[whole]
-    ends = np.append(np.flatnonzero(ids == anatomy.end), len(ids))
-    limit = np.minimum(np.append(headers[1:], len(ids)), offsets[example + 1])
-    end = ends[np.searchsorted(ends, start)]
-    ended = end < limit
-    return _Answers(start, np.where(ended, end + 1, limit), ended, example)
-
-
-def _after_cut(examples: Examples, answers: _Answers, anatomy: Anatomy) -> np.ndarray:
-    """True behind the last whole turn of an example that the cutoff cut.
-
-    Where a question and its answer do not fit, LLaMA-Factory (`infer_seqlen`) cuts the question
-    first: what is trained there follows on half a question and no header.
-    """
-    lengths = np.diff(examples.offsets)
-    start = examples.offsets[:-1].copy()
-    np.maximum.at(start, answers.example, answers.stop)
-    cut = lengths >= anatomy.cutoff
-    return _cover(len(examples.ids), start[cut], examples.offsets[1:][cut])
 
 
 def find_runs(ids: np.ndarray, run: Sequence[int]) -> np.ndarray:
     """Where in `ids` the tokens `run` begin, one after the other."""
-    places = np.flatnonzero(ids[: len(ids) - len(run) + 1] == run[0])
+    places = np.flatnonzero(ids[: max(len(ids) - len(run) + 1, 0)] == run[0])
     for distance, wanted in enumerate(run[1:], start=1):
         places = places[ids[places + distance] == wanted]
     return places
 
 
-def _mask(
-    examples: Examples, answers: _Answers, anatomy: Anatomy
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What should have a loss; the ends of turns; what may have one or not."""
-    length, trained = len(examples.ids), examples.trained
-    start, stop = answers.start, answers.stop
-    for block in anatomy.empty_blocks:
-        masked = _follows(examples.ids, start, stop, block)
-        masked[masked] = ~np.any(trained[start[masked, None] + np.arange(len(block))], axis=1)
-        start = np.where(masked, start + len(block), start)
+def _find_stops(examples: Examples, anatomy: Anatomy) -> np.ndarray:
+    """Where each example stops; a padded one after its last token with a loss."""
+    if not anatomy.padded:
+        return examples.offsets[1:]
+    return _last_before(np.flatnonzero(examples.trained), examples.offsets[1:]) + 1
+
+
+def _last_before(places: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """The last of the places before each limit; -1 where there is none."""
+    return np.append(places, -1)[np.searchsorted(places, limits) - 1]
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """All answers in order: the example of each, and places in the arrays; stops are exclusive.
+
+    `loss_start` is behind an empty block without a loss, `stop` behind the end token, `tail_stop`
+    behind the tail too. `asked` answers should have a loss; `place` is `loss_start` in the example.
+    """
+
+    example: np.ndarray
+    place: np.ndarray
+    start: np.ndarray
+    loss_start: np.ndarray
+    stop: np.ndarray
+    tail_stop: np.ndarray
+    ended: np.ndarray
+    asked: np.ndarray
+
+    def first_in_each(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The examples that have a chosen answer, and the place of the first one."""
+        examples, first = np.unique(self.example[chosen], return_index=True)
+        return examples, self.place[chosen][first]
+
+
+def _find_answers(
+    examples: Examples, anatomy: Anatomy, stops: np.ndarray, cut: np.ndarray
+) -> _Answers:
+    ids = examples.ids
+    example, start, loss_start = _find_starts(examples, anatomy, stops, cut)
+    next_header = np.append(start[1:] - len(anatomy.header), len(ids))[: len(start)]
+    limit = np.minimum(next_header, stops[example])
+    ends = np.append(np.flatnonzero(ids == anatomy.end), len(ids))
+    end = ends[np.searchsorted(ends, start)]
+    ended = end < limit
+    stop = np.where(ended, end + 1, limit)
+    tailed = ended & _follows(ids, stop, stops[example], anatomy.tail)
     asked = np.ones(len(start), dtype=bool)
-    if anatomy.last_turn_only:
-        asked = np.append(answers.example[1:] != answers.example[:-1], True)[: len(start)]
-    ends = np.zeros(length, dtype=bool)
-    ends[stop[answers.ended] - 1] = True
-    expected = _cover(length, start[asked], stop[asked])
-    limit = examples.offsets[answers.example + 1]
-    tails = answers.ended & _follows(examples.ids, stop, limit, anatomy.tail)
-    free = _cover(length, stop[tails], stop[tails] + len(anatomy.tail))
-    return expected, ends, free
+    if anatomy.last_turn_only and anatomy.padded:
+        asked = examples.trained[stop - 1]  # where in a pack an example ends is not known
+    elif anatomy.last_turn_only:
+        asked = _is_last(example)
+    return _Answers(
+        example=example,
+        place=loss_start - examples.offsets[example],
+        start=start,
+        loss_start=loss_start,
+        stop=stop,
+        tail_stop=np.where(tailed, stop + len(anatomy.tail), stop),
+        ended=ended,
+        asked=asked,
+    )
+
+
+def _find_starts(
+    examples: Examples, anatomy: Anatomy, stops: np.ndarray, cut: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The example of each answer, where the answer starts, and where its loss should."""
+    start = find_runs(examples.ids, anatomy.header) + len(anatomy.header)
+    example = examples.examples_of(start - 1)
+    whole = (start <= stops[example]) & (start - len(anatomy.header) >= examples.offsets[example])
+    start, example = start[whole], example[whole]
+    # No answer starts behind a header that only an answer's first token makes whole, nor behind a
+    # part of an empty block without a loss (LLaMA-Factory has it in the question): a cutoff leaves
+    # such things.
+    trained = np.append(np.flatnonzero(examples.trained), len(examples.ids))
+    silence = trained[np.searchsorted(trained, start)] - start
+    may_be_part, loss_start = cut[example] & _is_last(example), start.copy()
+    is_part = may_be_part & examples.trained[start - 1]
+    for block in anatomy.empty_blocks:
+        skipped = (silence >= len(block)) & _follows(examples.ids, start, stops[example], block)
+        loss_start[skipped] += len(block)
+        for length in range(1, len(block)):
+            is_part |= (
+                may_be_part
+                & (silence == length)
+                & _follows(examples.ids, start, stops[example], block[:length])
+            )
+    return example[~is_part], start[~is_part], loss_start[~is_part]
+
+
+def _is_last(example: np.ndarray) -> np.ndarray:
+    """True where the next answer is one of another example, or there is none."""
+    return np.append(example[1:] != example[:-1], True)[: len(example)]
 
 
 def _follows(
@@ -172,6 +213,21 @@ def _follows(
     return fits
 
 
+def _after_cut_question(
+    examples: Examples, answers: _Answers, stops: np.ndarray, cut: np.ndarray
+) -> np.ndarray:
+    """True for the last tokens of a cut example, as far as they have a loss, behind a question.
+
+    Where a question and its answer do not fit, LLaMA-Factory 0.9.5 (`infer_seqlen` in
+    data/processor/processor_utils.py) may cut the question: the answer follows without a header.
+    """
+    question = examples.offsets[:-1].astype(np.int64)
+    np.maximum.at(question, answers.example, answers.tail_stop)
+    last_silent = _last_before(np.flatnonzero(~examples.trained), stops)
+    headless = cut & (last_silent >= question)
+    return _cover(len(examples.ids), last_silent[headless] + 1, stops[headless])
+
+
 def _cover(length: int, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
     """True inside of the spans, which do not overlap."""
     edges = np.zeros(length + 1, dtype=np.int8)
@@ -180,16 +236,15 @@ def _cover(length: int, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
     return np.cumsum(edges[:-1], dtype=np.int8).astype(bool)
 
 
-def _broken(examples: Examples, anatomy: Anatomy) -> np.ndarray:
-    """Tokens that no trainer can mean."""
-    ids, labels = examples.ids, examples.labels
+def _find_broken(examples: Examples, anatomy: Anatomy, stops: np.ndarray) -> np.ndarray:
+    """True at tokens that no trainer can mean."""
+    ids, trained = examples.ids, examples.trained
     broken = (ids < 0) | (ids >= anatomy.vocabulary)
-    broken |= (labels != IGNORED) & (labels != ids)
-    unattended = examples.attention != 1
-    if anatomy.padded:
-        unattended &= labels != IGNORED
-    broken |= unattended
-    lengths = np.diff(examples.offsets)
-    too_long = examples.offsets[:-1][lengths > anatomy.cutoff] + anatomy.cutoff
-    broken[too_long] = True
+    broken |= trained & (examples.labels != ids)
+    if anatomy.padded:  # the attention of a pack may number its examples
+        broken |= trained & (examples.attention < 1)
+    else:
+        broken |= examples.attention != 1
+    start = examples.offsets[:-1]
+    broken[start[stops - start > anatomy.cutoff] + anatomy.cutoff] = True
     return broken

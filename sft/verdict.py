@@ -22,15 +22,13 @@ class Judged:
     verdict: str
     by: str = ""
 
-    @property
-    def share(self) -> float:
-        """The count of all rows or examples of the source, 0 to 1."""
-        return self.count / self.of if self.of else 1.0
-
     def record(self) -> dict[str, Any]:
         """The finding as a receipt and a release keep it."""
         return {
-            **{"source": self.source, "fault": self.fault, "count": self.count, "of": self.of},
+            "source": self.source,
+            "fault": self.fault,
+            "count": self.count,
+            "of": self.of,
             "by": self.by,
         }
 
@@ -46,47 +44,56 @@ def judge(
     `limits` are the config's own, `accepted` entries of `accept` (`source:fault`, or the `fault` of
     a decision), `decided` faults that a key of the config asks for by itself, with that key.
     """
-    entries = set(accepted)
+    entries = frozenset(accepted)
     judged = []
     for each in findings:
-        source, fault = each["source"], each["fault"]
-        check, share = CHECKS[fault], each["count"] / each["of"] if each["of"] else 1.0
+        fault, share = each["fault"], each["count"] / each["of"] if each["of"] else 1.0
+        entry = _find_entry(each["source"], fault, entries)
         verdict, by = "refused", ""
-        named = entries & {f"{source}:{fault}", fault if check.decision else ""}
         if fault in decided:
             verdict, by = "accepted", decided[fault]
-        elif named and check.acceptable:
-            verdict, by = "accepted", f"accept: {min(named)}"
-        elif share <= limits.get(fault, check.limit):
-            verdict, by = "note", f"limit {limits.get(fault, check.limit):.2%}"
-        judged.append(
-            Judged(source, fault, each["count"], each["of"], tuple(each["places"]), verdict, by)
-        )
+        elif entry:
+            verdict, by = "accepted", f"accept: {entry}"
+        elif share <= _limit(fault, limits):
+            verdict, by = "note", f"limit {_percent(_limit(fault, limits))}"
+        places = tuple(each["places"])
+        judged.append(Judged(each["source"], fault, each["count"], each["of"], places, verdict, by))
     return judged
+
+
+def _find_entry(source: str, fault: str, entries: frozenset[str]) -> str:
+    """The entry of `accept` that accepts a fault, "" for none."""
+    check = CHECKS[fault]
+    named = [f"{source}:{fault}", *([fault] if check.decision else [])]
+    return next((name for name in named if name in entries and check.acceptable), "")
+
+
+def _limit(fault: str, limits: Mapping[str, float]) -> float:
+    return limits.get(fault, CHECKS[fault].limit)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g}%"
 
 
 def refuse(judged: Iterable[Judged], limits: Mapping[str, float]) -> None:
     """Raise SftError with each refused finding: how many, the first rows, the remedy."""
     raise_faults(
-        refusal(each, limits.get(each.fault, CHECKS[each.fault].limit))
-        for each in judged
-        if each.verdict == "refused"
+        refusal(each, _limit(each.fault, limits)) for each in judged if each.verdict == "refused"
     )
 
 
 def refusal(finding: Judged, limit: float) -> str:
     """The lines that tell a person of a refused finding."""
-    check = CHECKS[finding.fault]
-    lines = [
-        f"{finding.source}: {finding.fault}: {finding.count} of {finding.of} {check.meaning}"
-        + (f" (limit {limit:.2%})" if limit else "")
-    ]
+    check, shown = CHECKS[finding.fault], finding.places[:SHOWN_PLACES]
+    what = f"{finding.source}: {finding.fault}: {finding.count} of {finding.of} {check.meaning}"
+    lines = [what + (f" (limit {_percent(limit)})" if limit else "")]
     lines += [
         f"    row {place['row']}: found {place['found']}, expected {place['expected']}"
-        for place in finding.places[:SHOWN_PLACES]
+        for place in shown
     ]
-    if rest := finding.count - len(finding.places[:SHOWN_PLACES]):
-        lines.append(f"    … and {rest} more" if finding.places else f"    {rest} in all")
+    if shown and finding.count > len(shown):
+        lines.append(f"    … and {finding.count - len(shown)} more")
     lines.append(f"    remedy: {check.remedy}")
     if check.acceptable:
         entry = finding.fault if check.decision else f"{finding.source}:{finding.fault}"

@@ -692,6 +692,14 @@ ROW_FAULTS = (
         "unknown_tool",
     ),
     sharegpt(
+        "call_without_result",
+        change(
+            ERRANDS,
+            where_called(lambda chat, place: say(chat, place + 1, "And now?", "user")),
+        ),
+        "unanswered_call",
+    ),
+    sharegpt(
         "arguments_padded",
         change(ERRANDS, where_called(padded_call), NUMBERS),
         "padded_arguments",
@@ -699,7 +707,7 @@ ROW_FAULTS = (
     faulty(
         "errands_messages",
         "call_in_a_field",
-        "ignored_fields",
+        "ignored_fields unanswered_call",
         "trap 89",
         rows=tuple(map(called_in_field, ERRANDS)),
     ),
@@ -754,6 +762,9 @@ ROW_FAULTS = (
         "end_in_answer",
         change(TALKS, end("Done.<|im_end|>")),
         "control_in_text prompt_in_loss",
+    ),
+    sharegpt(
+        "answer_without_end", change(TALKS, end("I will try again. " * 300)), "looping_answer"
     ),
     sharegpt("replacement_characters", change(TALKS, end("Na�ve.")), "damaged_text"),
     sharegpt("wrong_decoding", change(TALKS, end("Das wÃ¤re schÃ¶n.")), "damaged_text"),
@@ -912,6 +923,13 @@ TOKEN_FAULTS = (
         "reasoning_qwen3",
         "reasoning_taken_out",
         "stripped_reasoning",
+        config={"enable_thinking": False},
+    ),
+    faulty(
+        "reasoning_qwen3",
+        "thought_that_stays",
+        "kept_reasoning stripped_reasoning",
+        rows=message_rows(change(ONE_THOUGHT, end("<think>Twice three.</think>Six euros."))),
         config={"enable_thinking": False},
     ),
 )

@@ -253,7 +253,8 @@ def token_options(config: Mapping[str, Any]) -> dict[str, Any]:
 def masking(config: Mapping[str, Any]) -> dict[str, Any]:
     """What the tokens of a config must look like: the words of `inspection.Request`."""
     return {
-        "cutoff": config["cutoff_len"],
+        # Packing leaves room for one token (hparams/data_args.py).
+        "cutoff": config["cutoff_len"] - bool(config.get("packing")),
         "thinking": config.get("enable_thinking"),
         "last_turn_only": bool(config.get("mask_history")),
     }

@@ -46,7 +46,7 @@ CHECK_ROW = re.compile(r"^(\| \[(\w+)\]\(#\w+\) \|.*\|) ([^|]*) \|$", re.MULTILI
 INPUTS = "| input | checks | does | says |\n|---|---|---|---|"
 KEYS = ("input_ids", "labels", "attention_mask")
 SHOWN = 90  # characters of what is said
-QUOTED = re.compile(r"\[.*\]")
+QUOTED = re.compile(r"\[.*\]\.?")
 
 
 @dataclass(frozen=True)
@@ -219,17 +219,26 @@ def measure_all(folder: Path) -> dict[str, Measured]:
 
 
 def verdicts(measured: Mapping[str, Measured]) -> dict[str, str]:
-    """What LLaMA-Factory does with the inputs of each check: `warns or dies`, say.
+    """What LLaMA-Factory does with the inputs of each check: "warns, or dies (`no_roles`)", say.
 
-    Those count that are meant for it; of a check that only comes with others, all.
+    Those count that are meant for it; of a check that only comes with others, all. The verdict that
+    tells a person least comes first, the inputs of the others are named.
     """
     found = {}
     for name in CHECKS:
-        inputs = [each for each in measured.values() if name in each.checks]
-        does = {each.does for each in inputs if each.checks[0] == name}
-        does = does or {each.does for each in inputs}
-        found[name] = " or ".join(word for word in VERDICTS if word in does) or "no input is known"
+        inputs = {each: made for each, made in measured.items() if name in made.checks}
+        meant = {each: made for each, made in inputs.items() if made.checks[0] == name}
+        found[name] = _sum_up(meant or inputs)
     return found
+
+
+def _sum_up(inputs: Mapping[str, Measured]) -> str:
+    does = {
+        word: [f"`{name}`" for name, each in inputs.items() if each.does == word]
+        for word in VERDICTS
+    }
+    first, *others = [word for word, names in does.items() if names] or ["no input is known"]
+    return ", or ".join([first, *(f"{word} ({', '.join(does[word])})" for word in others)])
 
 
 def update(document: str, measured: Mapping[str, Measured]) -> str:

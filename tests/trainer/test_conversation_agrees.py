@@ -195,6 +195,10 @@ SMALLEST = {
     "empty_question": chat(("human", ""), ("gpt", "a")),
     "empty_answer": chat(("human", "q"), ("gpt", "")),
     "unknown_tool": called('{"name": "g", "arguments": {}}'),
+    "unanswered_call": chat(
+        *(("human", "q"), ("function_call", CALL), ("human", "q"), ("gpt", "a")), tools=TOOLS
+    ),
+    "looping_answer": chat(("human", "q"), ("gpt", "Once more. " * 300)),
     "padded_arguments": called('{"name": "f", "arguments": {"b": null}}', PADDED),
     "ignored_fields": {
         **chat(("human", "q")),

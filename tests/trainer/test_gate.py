@@ -12,7 +12,7 @@ from datasets import Dataset, load_from_disk
 from sft.conversation import read_conversation
 from sft.errors import SftError
 from sft.files import read_json
-from sft.inspection import Request, Source, inspect
+from sft.inspection import PACKS, Request, Source, inspect
 from sft.roles import find_fatal_rows, source_preflight
 from tests import faults
 from tests.faults import Case, Damage
@@ -75,7 +75,7 @@ class Gate:
             rows=made / "rows.parquet",
             serving=made / "tokenizer",
             sources=tuple(source_of(case, made, counts["sources"][case.name]) for case in cases),
-            cutoff=config.get("cutoff_len", faults.CUTOFF),
+            cutoff=config.get("cutoff_len", faults.CUTOFF) - bool(packed),
             vocabulary=EMBEDDINGS[cases[0].tokenizer],
             thinking=config.get("enable_thinking"),
             last_turn_only=bool(config.get("mask_history")),
@@ -85,6 +85,7 @@ class Gate:
         found = defaultdict(set)
         for each in inspect(request, num_workers=1)["findings"]:
             found[each["source"]].add(each["fault"])
+        assert not found[PACKS]
         return found
 
 
