@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sft.backends import BACKENDS, DEFAULT_BACKEND
-from sft.checks import acceptance_faults, check_limit_faults
+from sft.checks import PACKS, acceptance_faults, check_limit_faults
 from sft.environment import job_variables
 from sft.errors import SftError, gathered, nearest, raise_faults
 from sft.experiment import (
@@ -258,7 +258,7 @@ class _Builder:
 
 def _acceptance_faults(experiment: Experiment) -> list[str]:
     """What is wrong with its `accept`; that of a base config may name sources of other mixes."""
-    sources = [each.name for each in experiment.mix.datasets]
+    sources = [*(each.name for each in experiment.mix.datasets), PACKS]
     of_row = "accept" in experiment.overrides
     return acceptance_faults(experiment.accepted, sources, of_row, experiment.where)
 

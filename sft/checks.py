@@ -27,7 +27,7 @@ class Check:
     acceptable: bool = True
 
 
-# Of the rows of a source, before anything is tokenized (sft/conversation.py).
+# Of the rows of a source, whatever is made of them (sft/conversation.py).
 ROW_CHECKS = {
     "missing_column": Check(
         "lack a column that the registry names",
@@ -228,6 +228,8 @@ TOKEN_CHECKS = {
         acceptable=True,
     ),
 }
+
+PACKS = "packed examples"  # in place of a source
 
 CHECKS: Mapping[str, Check] = ROW_CHECKS | TOKEN_CHECKS
 

@@ -94,7 +94,8 @@ def check_tokens(
     try:
         refuse(judged, limits)
     except SftError as error:
-        what = f"{len(error.args)} faults are refused, see what would be trained: {page}"
+        faults = "1 fault is" if len(error.args) == 1 else f"{len(error.args)} faults are"
+        what = f"{faults} refused, see what would be trained: {page}"
         raise SftError(f"{experiment.mix.name}: {what}", *error.args) from None
     for each in judged:
         log.info("%s: %s: %d of %d, %s", each.source, each.fault, each.count, each.of, each.by)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sft.checks import ROW_CHECKS
+from sft.checks import PACKS, ROW_CHECKS
 from sft.comparison import Difference, Example, compare, lost_text, show
 from sft.conversation import (
     Conversation,
@@ -34,7 +34,7 @@ from sft.preview import FIRST, Sample, Token, shorten
 from sft.rows import Part, count_rows, read_rows
 from sft.serving import EMPTY_REASONING, REASONING, REASONING_MARKERS, Serving, load_serving
 from sft.step import Progress
-from sft.structure import Anatomy, Examples, find_faults
+from sft.structure import Anatomy, Examples, Found, find_faults
 
 ROWS_AT_ONCE = 1000
 PACKS_AT_ONCE = 100
@@ -43,7 +43,6 @@ SHOWN_SAMPLES = 2  # of one fault and source
 SAMPLE_TOKENS = 4000
 LONG_ANSWER = 40  # characters; shorter ones may well repeat
 FEWEST_ANSWERS = 3
-PACKS = "packed examples"  # in place of a source
 FEW_TRAINED = 0.005  # of a source's tokens
 ANSWER_MARKERS = {marker for pair in REASONING_MARKERS for marker in pair}
 
@@ -287,17 +286,20 @@ class _Worker:
         examples = read_examples(self.table[range(start, stop)])
         names = np.array([each.name for each in self.request.sources])
         sources, rows = self.index.sources[start:stop], self.index.rows[start:stop]
-        return self.inspect_structure(examples, names[sources], rows, self.anatomy)
+        found = find_faults(examples, self.anatomy)
+        return self.inspect_structure(examples, names[sources], rows, found)
 
     def inspect_packs(self, start: int, stop: int) -> Tally:
-        """The structure of the packed examples `start` to `stop`."""
+        """The structure of the packed examples `start` to `stop`; what was cut is judged alone."""
         examples = read_examples(self.packs[range(start, stop)])
         anatomy = replace(self.anatomy, padded=True)
+        found = find_faults(examples, anatomy)
+        whole = {name: each for name, each in found.items() if not name.startswith("truncated")}
         names = np.full(stop - start, PACKS)
-        return self.inspect_structure(examples, names, np.arange(start, stop), anatomy)
+        return self.inspect_structure(examples, names, np.arange(start, stop), whole)
 
     def inspect_structure(
-        self, examples: Examples, names: np.ndarray, rows: np.ndarray, anatomy: Anatomy
+        self, examples: Examples, names: np.ndarray, rows: np.ndarray, found: Found
     ) -> Tally:
         """The faults of examples, each of which is of the source and row at its place."""
         tally = Tally()
@@ -307,7 +309,7 @@ class _Worker:
             mine = names == name
             tally.lengths[str(name)] = [lengths[mine]]
             tally.trained[str(name)] += int(trained[mine].sum())
-        for fault, (which, places) in find_faults(examples, anatomy).items():
+        for fault, (which, places) in found.items():
             for name in np.unique(names[which]):
                 mine = np.flatnonzero(names[which] == name)
                 for each in mine[:SHOWN_ROWS]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from datasets import Dataset, load_from_disk
 
+from sft.checks import PACKS
 from sft.conversation import read_conversation
 from sft.errors import SftError
 from sft.files import read_json
-from sft.inspection import PACKS, Request, Source, inspect
+from sft.inspection import Request, Source, inspect
 from sft.roles import find_fatal_rows, source_preflight
 from tests import faults
 from tests.faults import Case, Damage

@@ -14,11 +14,11 @@ import pytest
 from datasets import Dataset, Features, Value
 from datasets import Sequence as List
 
+from sft.checks import PACKS
 from sft.conversation import Conversation
 from sft.errors import SftError
 from sft.files import write_text
 from sft.inspection import (
-    PACKS,
     SHOWN_ROWS,
     SHOWN_SAMPLES,
     Request,
@@ -402,6 +402,39 @@ def test_first_example_is_kept_to_be_shown(mix):
     )
 
 
+def test_character_of_several_tokens_is_shown_with_the_last_of_them(mix):
+    mix.rows[0][1]["value"] = "日 is sun."
+    mix.examples[0] = tokens_of(load_serving(mix.request.serving), mix.rows[0])
+
+    [shown] = map(Sample.from_json, mix.inspect()["samples"])
+
+    trained = [token.text for token in shown.tokens if token.trained]
+    assert trained[:5] == ["", "", "日", " ", "i"]
+
+
+def test_place_of_a_fault_is_marked_in_its_example(mix):
+    labels = mix.examples[6]["labels"]
+    place = len(labels) - 3  # before the end and its newline
+    labels[place] = -100
+
+    shown, _ = map(Sample.from_json, mix.inspect()["samples"])
+
+    assert (shown.row, shown.why) == (6, "answer_not_in_loss")
+    assert [number for number, token in enumerate(shown.tokens) if token.marked] == [place]
+
+
+@pytest.mark.parametrize(("number", "shown"), [(3, 3), (14, SHOWN_ROWS)])
+def test_all_examples_with_a_fault_are_counted_and_the_first_shown(tmp_path, number, shown):
+    mix = make(tmp_path, drawn=tuple(range(20)), num_rows=20)
+    for each in mix.examples[2 : 2 + number]:
+        each["labels"][-2] = -100
+
+    [finding] = mix.inspect()["findings"]
+
+    assert (finding["fault"], finding["count"]) == ("end_not_in_loss", number)
+    assert [each["row"] for each in finding["places"]] == list(range(2, 2 + shown))
+
+
 def test_finding_names_its_row_of_a_mix_in_another_order(tmp_path):
     mix = make(tmp_path, drawn=(7, 2, 9, 4))
     mix.examples[2]["labels"] = [-100] * len(mix.examples[2]["labels"])
@@ -472,6 +505,22 @@ def test_answer_that_many_rows_share_is_found(mix):
         mix.examples[number] = tokens_of(serving, mix.rows[number])
 
     assert mix.faults() == {"repeated_answer": 3}
+
+
+def test_short_answer_may_be_that_of_many_rows(mix):
+    serving = load_serving(mix.request.serving)
+    for number in (2, 3, 5):
+        mix.rows[number][1]["value"] = "I do not know."
+        mix.examples[number] = tokens_of(serving, mix.rows[number])
+
+    assert mix.faults() == {}
+
+
+def test_answers_of_the_same_rows_count_once(mix):
+    for number in (2, 3, 5):
+        mix.rows[number], mix.examples[number] = mix.rows[1], mix.examples[1]
+
+    assert mix.faults() == {"duplicate_rows": 3}
 
 
 def test_number_of_processes_changes_nothing(tmp_path):
