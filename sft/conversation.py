@@ -85,7 +85,8 @@ MASKING_FIELDS = frozenset({"weight", "train", "trainable", "training", "loss", 
 
 BETWEEN_RESULTS = "\n</tool_response>\n<tool_response>\n"
 
-THINKING = (("<think>", "</think>"), ("<|start_think|>", "<|end_think|>"))
+# How templates mark reasoning: the opening and the closing string, by family.
+REASONING_MARKERS = (("<think>", "</think>"), ("<|start_think|>", "<|end_think|>"))
 # Control strings of the families of chat templates that data was ever written out in.
 CONTROL_STRINGS = (
     *("<|im_start|>", "<|im_end|>", "<|im_sep|>", "<|endoftext|>"),
@@ -664,7 +665,7 @@ def _reasoning_faults(place: str, role: str, content: str) -> Iterator[RowFault]
     if role in ("system", "tool"):
         return  # instructions and documents may speak of the markers
     expected = "one closed block before the answer"
-    for opening, closing in THINKING:
+    for opening, closing in REASONING_MARKERS:
         opened, closed = content.count(opening), content.count(closing)
         if not opened and not closed:
             continue

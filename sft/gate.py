@@ -16,8 +16,11 @@ from sft.tokens import list_rows
 from sft.verdict import Judged, judge, refuse
 from sft.weights import count_embeddings
 
-# What decides what an inspection finds in the same tokens.
-INSPECTING = ("comparison", "conversation", "inspection", "rows", "serving", "structure")
+# What decides what an inspection finds in the same tokens, and in which form.
+INSPECTING = (
+    *("comparison", "conversation", "inspection", "rows", "serving", "structure"),
+    "preview/sample",
+)
 
 
 def inspect_tokens(
@@ -52,10 +55,7 @@ def _build_request(
     datasets: Mapping[str, Mapping[str, Any]],
     tokens: Mapping[str, Any],
 ) -> Request:
-    folder, masking = (
-        Path(tokens["folder"]),
-        BACKENDS[experiment.backend].masking(experiment.config),
-    )
+    folder = Path(tokens["folder"])
     packed = folder / "tokens" if (folder / "unpacked").exists() else None
     return Request(
         tokens=folder / ("unpacked" if packed else "tokens"),
@@ -74,7 +74,7 @@ def _build_request(
         vocabulary=count_embeddings(Path(model["path"])),
         packed=packed,
         num_packs=tokens["examples"] if packed else 0,
-        **masking,
+        **BACKENDS[experiment.backend].masking(experiment.config),
     )
 
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from sft.checks import PACKS, ROW_CHECKS
 from sft.comparison import Difference, Example, compare, lost_text, show
 from sft.conversation import (
+    REASONING_MARKERS,
     Conversation,
     answer_digest,
     foreign_markers,
@@ -32,7 +33,7 @@ from sft.conversation import (
 from sft.errors import SftError
 from sft.preview import FIRST, Sample, Token, shorten
 from sft.rows import Part, count_rows, read_rows
-from sft.serving import EMPTY_REASONING, REASONING, REASONING_MARKERS, Serving, load_serving
+from sft.serving import EMPTY_REASONING, REASONING, Serving, load_serving
 from sft.step import Progress
 from sft.structure import Anatomy, Examples, Found, find_faults
 
