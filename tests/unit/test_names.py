@@ -4,28 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from sft.experiment import Experiment
 from sft.mix import Mix
 from sft.model import Model
 from sft.names import name_faults, named_rates
-
-EXPERIMENT = Experiment(
-    name="run",
-    backend="llamafactory",
-    base_config="base.yaml",
-    config={
-        "environment": "otagent",
-        "global_batch_size": 96,
-        "per_device_train_batch_size": 1,
-        "learning_rate": 1e-5,
-    },
-    overrides={},
-    model=Model("qwen3-8b", hub="Qwen/Qwen3-8B"),
-    mix=Mix("demo", ()),
-    num_nodes=4,
-    hub_id="laion/run",
-    where="t.tsv, line 2 (run)",
-)
+from tests.unit.experiments import EXPERIMENT
 
 
 @pytest.mark.parametrize(
