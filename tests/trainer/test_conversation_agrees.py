@@ -130,6 +130,7 @@ def trainer() -> SimpleNamespace:
         convert = get_dataset_converter(attributes.formatting, attributes, arguments)
         try:
             made = processor.preprocess_dataset({k: [v] for k, v in convert(row).items()})
+        # What LLaMA-Factory 0.9.5 was seen to die of in these rows; any other error is a surprise.
         except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
             return FAILS
         return TRAINED if made.get("input_ids") else DROPPED
