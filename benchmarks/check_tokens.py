@@ -151,7 +151,8 @@ def tokenize(folder: Path) -> float:
 
 def inspect(folder: Path) -> float:
     """Seconds that the gate takes for the same rows, in a process of its own."""
-    from sft.inspection import Request, Source, inspect
+    from sft.inspection import Request, inspect
+    from sft.tally import Source
 
     config = yaml.safe_load((folder / "request" / "tokenize.yaml").read_text())
     [counts] = read_json(folder / "counts.json")["sources"].values()

@@ -9,9 +9,10 @@ from sft.checks import CHECKS
 from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.files import hash_file, hash_json, read_json, write_json, write_text
-from sft.inspection import Request, Source, inspect
+from sft.inspection import Request, inspect
 from sft.preview import Finding, Sample, Summary, preview_page
 from sft.step import log
+from sft.tally import Source
 from sft.tokens import list_rows
 from sft.verdict import Judged, judge, refuse
 from sft.weights import count_embeddings
@@ -19,7 +20,7 @@ from sft.weights import count_embeddings
 # What decides what an inspection finds in the same tokens, and in which form.
 INSPECTING = (
     *("comparison", "conversation", "inspection", "rows", "serving", "structure"),
-    "preview/sample",
+    *("tally", "preview/sample"),
 )
 
 

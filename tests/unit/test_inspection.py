@@ -19,13 +19,9 @@ from sft.conversation import Conversation
 from sft.errors import SftError
 from sft.files import write_text
 from sft.inspection import (
-    SHOWN_ROWS,
-    SHOWN_SAMPLES,
     Request,
     RowIndex,
-    Source,
     Spot,
-    Tally,
     anatomy_of,
     find_control,
     inspect,
@@ -34,6 +30,7 @@ from sft.inspection import (
 from sft.preview import FIRST, Sample
 from sft.serving import Serving, load_serving
 from sft.structure import Examples
+from sft.tally import SHOWN_ROWS, SHOWN_SAMPLES, Source, Tally
 from tests.unit.served import CHATML, IM, write_served
 
 OPTIONS = {"formatting": "sharegpt", "columns": {"messages": "conversations"}}

@@ -16,7 +16,7 @@ PACKAGE = CHECKOUT / "sft"
 LAYERS = (
     ("errors", "process", "plot", "templates", "recipe", "row_counts", "preview", "conversation"),
     ("files", "step", "shards", "checks", "serving", "structure", "rows"),
-    ("receipt", "schema", "config", "locks", "weights", "comparison", "roles", "verdict"),
+    ("receipt", "schema", "config", "locks", "weights", "comparison", "roles", "verdict", "tally"),
     ("model", "mix", "site", "sizes", "inspection", "vocabulary"),
     ("experiment", "draws"),
     ("batch", "names"),
@@ -56,6 +56,7 @@ PACKAGES = {
     "serving": {"jinja2", "transformers"},
     "structure": {"numpy"},
     "vocabulary": {"numpy", "tokenizers"},
+    "tally": {"numpy"},
     "inspection": {"datasets", "numpy", "pyarrow"},
     "preview": {"jinja2", "markupsafe"},
     "plan_text": {"tabulate"},
