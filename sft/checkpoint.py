@@ -6,6 +6,7 @@ torch and in seconds on a folder of any size.
 
 import itertools
 import re
+import shutil
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -120,6 +121,31 @@ def set_aside_broken_checkpoints(folder: Path) -> list[str]:
     return sentences
 
 
+def prune_checkpoints(folder: Path, keep: int) -> list[str]:
+    """Delete what is older than the newest `keep` checkpoints that are whole; their names.
+
+    While a trainer writes a new one, the old ones stay: what counts is that newer ones are whole.
+    """
+    for left in folder.glob("pruned-checkpoint-*"):  # by one that was killed while it deleted
+        shutil.rmtree(left)
+    paths = _checkpoints(folder)
+    whole = (place for place, path in enumerate(paths) if not resume_fault(path))
+    last_kept = next(itertools.islice(whole, keep - 1, None), len(paths))
+    for path in paths[last_kept + 1 :]:
+        shutil.rmtree(path.rename(path.with_name(f"pruned-{path.name}")))
+    return [path.name for path in paths[last_kept + 1 :]]
+
+
+def count_checkpoints(folder: Path) -> int:
+    """How many `checkpoint-N` there are, whole or not."""
+    return len(_checkpoints(folder))
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """The N of a `checkpoint-N`; 0 for None, the beginning."""
+    return int(checkpoint.name[11:]) if checkpoint else 0
+
+
 def _free_name(path: Path) -> Path:
     """`path`, with the first free number where it is taken."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
@@ -129,7 +155,7 @@ def _free_name(path: Path) -> Path:
 def _checkpoints(folder: Path) -> list[Path]:
     """The `checkpoint-N` folders, highest N first."""
     paths = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
-    return sorted(paths, key=lambda path: int(path.name[11:]), reverse=True)
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def resume_fault(checkpoint: Path) -> str | None:

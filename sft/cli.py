@@ -12,16 +12,21 @@ from tabulate import tabulate
 
 from sft.catalog import Catalog, decisions_name, read_catalog, tokens_name
 from sft.config import read_config, registry_file, results_folder, site_names
+from sft.drive import submit_drive
 from sft.errors import SftError, nearest, raise_faults
 from sft.facts import Facts
 from sft.files import read_yaml
 from sft.gate import judge_findings, summaries
-from sft.limits import read_requests
 from sft.plan_text import list_findings, list_plans, make_plans, plan_page, sum_up
 from sft.preview import Sample, preview_text, wants_color
 from sft.receipt import read_receipt
 from sft.registration import registry_place
+from sft.request import read_requests
 from sft.results import result_line
+from sft.site import Site
+from sft.slurm import SlurmAway, read_queue
+from sft.status import Queue
+from sft.status_text import Screen, screen_of, status_text, watch
 
 
 def main() -> None:
@@ -41,11 +46,23 @@ def main() -> None:
     _add_site(preview)
     preview.add_argument("experiment", help="a name")
     preview.set_defaults(run=print_preview)
+    status = commands.add_parser("status", help="what runs, how far, how fast; what has stopped")
+    _add_site(status)
+    status.add_argument("experiment", nargs="*", help="a name, or a pattern; one name: a page")
+    status.add_argument("--watch", action="store_true", help="draw it anew until Ctrl-C")
+    status.add_argument("--every", type=float, default=30.0, help="seconds between two drawings")
+    status.set_defaults(run=print_status)
+    drive = commands.add_parser("drive", help="run snakemake as a Slurm job that renews itself")
+    _add_site(drive)
+    drive.add_argument("snakemake", nargs="*", help="more for snakemake, after --")
+    drive.set_defaults(run=start_drive)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
     except SftError as error:
         sys.exit(str(error))
+    except BrokenPipeError:  # … | head
+        sys.stdout = None
 
 
 def _add_site(parser: argparse.ArgumentParser) -> None:
@@ -72,11 +89,10 @@ def print_plan(arguments: argparse.Namespace) -> None:
     """Print the plan of the named experiments in full, of all in a table; 1 if one is refused."""
     config = read_config(arguments.profile, arguments.configfile)
     catalog = read_catalog(config, site_names())
-    profile = arguments.profile
-    file = profile / "config.yaml" if profile.is_dir() else profile
     facts = Facts(catalog, results_folder(config))
     names = _choose(catalog, arguments.experiment)
-    plans, faults = make_plans(catalog, facts, read_requests(read_yaml(file)), names)
+    requests = read_requests(read_yaml(_profile_file(arguments.profile)))
+    plans, faults = make_plans(catalog, facts, requests, names)
     if arguments.experiment:
         pages = (plan_page(plan, catalog.site, facts, config) for plan in plans)
         print("\n\n".join([*pages, *(f"X {line}" for line in faults)]))
@@ -108,6 +124,47 @@ def print_preview(arguments: argparse.Namespace) -> None:
     if page.exists():
         print(f"the same as a page: {page}")
     sys.exit(any(each.verdict == "refused" for each in judged))
+
+
+def print_status(arguments: argparse.Namespace) -> None:
+    """Print a line for each experiment, or a page for one; a driver need not live for it."""
+    config = read_config(arguments.profile, arguments.configfile)
+    catalog = read_catalog(config, site_names())
+    results, names = results_folder(config), _choose(catalog, arguments.experiment)
+    in_full = bool(arguments.experiment) and len(names) == 1
+
+    def draw(screen: Screen) -> str:
+        return status_text(catalog, results, ask_queue(catalog.site), names, in_full, screen)
+
+    if arguments.watch:
+        watch(draw, arguments.every)
+    else:
+        print(draw(screen_of(sys.stdout)))
+
+
+def ask_queue(site: Site) -> Queue | None:
+    """This user's jobs by name; none at a site without Slurm, None where Slurm does not answer."""
+    if site.launcher != "slurm":
+        return {}
+    try:
+        return read_queue()
+    except SlurmAway:
+        return None
+
+
+def start_drive(arguments: argparse.Namespace) -> None:
+    """Submit a driver, and print how to follow and how to stop it."""
+    config = read_config(arguments.profile, arguments.configfile)
+    site = read_catalog(config, site_names()).site
+    if site.launcher != "slurm":
+        raise SftError(f"site {site.name}: has no Slurm; start snakemake itself")
+    request = read_requests(read_yaml(_profile_file(arguments.profile)))[""]
+    more = [f"--configfile={path}" for path in arguments.configfile] + arguments.snakemake
+    print(submit_drive(arguments.profile, request, results_folder(config), more))
+
+
+def _profile_file(profile: Path) -> Path:
+    return profile / "config.yaml" if profile.is_dir() else profile
 
 
 def _choose(catalog: Catalog, patterns: Iterable[str]) -> list[str]:

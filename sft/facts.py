@@ -278,6 +278,6 @@ def _measure_attempts(trained: Mapping[str, Any]) -> Iterator[tuple[int, float, 
     for each, start, end in zip(
         attempts, starts, [*starts[1:], trained["global_step"]], strict=True
     ):
-        if not each["ending"].startswith("lost"):
+        if each["ending"] != "lost" and each["world_size"]:
             begun, ended = (datetime.fromisoformat(each[key]) for key in ("started", "finished"))
             yield end - start, (ended - begun).total_seconds(), each["world_size"]

@@ -33,4 +33,5 @@ def earlier_world_size(checkpoints: Path) -> int | None:
     """The number of processes of the last attempt to train a run; None before the first."""
     path = checkpoints / "attempts.json"
     attempts = read_json(path) if path.exists() else []
-    return attempts[-1]["world_size"] if attempts else None
+    sizes = [each["world_size"] for each in attempts if each["world_size"]]
+    return sizes[-1] if sizes else None

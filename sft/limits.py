@@ -1,11 +1,8 @@
 """What keeps an experiment from running at a site, told before anything is submitted."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sft.backends import BACKENDS
 from sft.batch import derive_batch
@@ -13,50 +10,10 @@ from sft.errors import gathered, nearest
 from sft.experiment import Experiment
 from sft.memory import GIB, state_bytes
 from sft.recipe import Recipe
+from sft.request import Request, training_request
 from sft.site import Site
 from sft.sizes import Size
 from sft.steps import count_warmup
-
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_MINUTES = {"": 1, "s": 1 / 60, "m": 1, "h": 60, "d": 1440, "w": 10080}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the Slurm jobs of a rule ask for; `minutes` is None where nothing can be read."""
-
-    minutes: float | None = None
-    qos: str = ""
-
-
-def read_requests(profile: Mapping[str, Any]) -> dict[str, Request]:
-    """What each rule asks for that a profile's `set-resources` names, over `default-resources`.
-
-    The default itself, which holds for all other rules, has the name "".
-    """
-    default = profile.get("default-resources", {})
-    own = {"": {}, **profile.get("set-resources", {})}
-    return {rule: _read_request({**default, **resources}) for rule, resources in own.items()}
-
-
-def training_request(requests: Mapping[str, Request]) -> Request:
-    """What the training jobs ask for."""
-    return requests.get("train", requests[""])
-
-
-def _read_request(resources: Mapping[str, Any]) -> Request:
-    return Request(
-        minutes=parse_minutes(resources.get("runtime", "")),
-        qos=str(resources.get("qos", "")).strip("'\""),
-    )
-
-
-def parse_minutes(runtime: Any) -> float | None:
-    """The minutes of a `runtime` as Snakemake writes it: 719, '12h', '1d'; None if not so plain."""
-    match = _TIME.fullmatch(str(runtime).strip().strip("'\"").lower())
-    if not match or match[2][:1] not in _MINUTES:
-        return None
-    return float(match[1]) * _MINUTES[match[2][:1]]
 
 
 def request_faults(

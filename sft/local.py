@@ -1,11 +1,11 @@
-"""Start a launch script on this computer, or attach to the one that a killed driver left."""
+"""Start a training on this computer, or attach to the one that a killed driver left."""
 
 import fcntl
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +19,23 @@ STOP_WAIT_S = 30.0
 MARK = "SFT_TRAINING"
 
 # The child names itself before it does anything else: a driver that is killed in between can never
-# leave a training that nobody knows of. Only then does it let go of its driver's claim ($4), and
+# leave a training that nobody knows of. Only then does it let go of its driver's claim ($3), and
 # another driver that waits for it finds the record. The mark tells all its descendants; field 22 of
 # stat is its start.
 _WRAPPER = f"""
 read -r -a stat < "/proc/$$/stat"
-export {MARK}="$3-$$-${{stat[21]}}"
+export {MARK}="$2-$$-${{stat[21]}}"
 printf '%s\\n' "${MARK}" > "$1.new" && mv "$1.new" "$1" || exit 1
-claim=$4
+claim=$3
 exec {{claim}}>&-
-exec bash "$2"
+shift 3
+exec "$@"
 """
 
 
 @dataclass(frozen=True)
 class Process:
-    """A launch script that was started here; `child` is its handle in the driver that did so."""
+    """A command that was started here; `child` is its handle in the driver that did so."""
 
     id: ProcessId
     child: subprocess.Popen | None = None
@@ -103,7 +104,7 @@ def find(record: Path) -> Process | None:
 
 
 def end_leftovers(record: Path) -> None:
-    """Make sure that nothing of the script that `record` names runs any more.
+    """Make sure that nothing of what `record` names runs any more.
 
     Raises SftError where that was on another host, of whose processes nothing can be seen.
     """
@@ -125,18 +126,18 @@ def _read_record(record: Path) -> ProcessId | None:
         return None
 
 
-def start(launch: Path, record: Path, output: Path, claimed: int) -> Process:
-    """Start a launch script in a session of its own, and name it in the file `record`.
+def start(command: Sequence[str], record: Path, output: Path, claimed: int) -> Process:
+    """Start a command in a session of its own, and name it in the file `record`.
 
     `claimed` comes from `claim`. The output is appended to the file `output` and not to a pipe, so
-    that the script outlives its driver.
+    that the command outlives its driver.
     """
     record.unlink(missing_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     host = this_process().host
     with open(output, "ab") as file:
         child = subprocess.Popen(
-            ["bash", "-c", _WRAPPER, "launch", record, launch, host, str(claimed)],
+            ["bash", "-c", _WRAPPER, "launch", record, host, str(claimed), *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -37,8 +37,8 @@ def _beat(own: Path) -> None:
             os.utime(own)
 
 
-def free_folder(folder: Path, say: Callable[[str], None], patient: bool) -> None:
-    """Remove Snakemake's locks of `folder` where all drivers that used it are dead.
+def free_folder(folder: Path, say: Callable[[str], None], patient: bool) -> bool:
+    """Remove Snakemake's locks of `folder` where all drivers that used it were killed; if so.
 
     Where another one lives, Snakemake decides if the two are in each other's way. A driver of
     another host is watched for a while, or taken as alive where `patient` is false. To be called
@@ -52,12 +52,13 @@ def free_folder(folder: Path, say: Callable[[str], None], patient: bool) -> None
         if not (driver.runs() if driver.is_here else _beats(path, driver.host, say, patient))
     ]
     if not dead or len(dead) < len(others):
-        return
+        return False
     locks = list((folder / "locks").glob("*.lock"))
     if locks:
         say(f"{folder}: a snakemake was killed here; its locks are removed")
     for path in [*locks, *dead]:
         path.unlink(missing_ok=True)
+    return True
 
 
 def _beats(path: Path, host: str, say: Callable[[str], None], patient: bool) -> bool:

@@ -9,7 +9,8 @@ from sft.site import Site
 from sft.sizes import Size
 from sft.steps import Steps
 
-START_MINUTES = 10.0  # a guess: imports, weights, the first batch of each job
+START_MINUTES = 10.0  # a guess: imports, weights, the first batch, the checkpoint at the end
+SAVE_S = 120.0  # a guess
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def guess_pace(
 class Slots:
     """How jobs of a limited wall time carry a run; hours.
 
-    `usable_hours` of a job train. `jobs` is None where the run never ends: no checkpoint falls into
-    a job. `save_hours` lie between two checkpoints, None where none is saved before the end;
-    `saves` is how many of them fall into a job.
+    `usable_hours` of a job train. `jobs` is None where the run never ends: a job is over before it
+    trains. `save_hours` lie between two checkpoints, None where none is saved before the end;
+    `saves` is how many of them fall into a job, the one at its end not counted.
     """
 
     hours: float
@@ -69,20 +70,30 @@ class Slots:
     jobs: int | None
 
 
-def cut_into_slots(steps: Steps, pace: Pace, slot_minutes: float) -> Slots:
+def hours_between_saves(
+    steps: Steps, pace: Pace, recipe: Recipe, num_nodes: int, site: Site
+) -> float | None:
+    """Hours between two checkpoints; None where none is saved before the end.
+
+    Where no `save_steps` says it, training takes √(2 × seconds of a save × mean time between faults
+    of the job) (Young, Communications of the ACM 17(9), 1974), SAVE_S until it has measured them.
+    """
+    if steps.save_every:
+        return steps.save_every * pace.step_s / 3600
+    if not recipe.saves_by_time:
+        return None
+    return math.sqrt(2 * SAVE_S / 3600 * site.node_mtbf_hours / num_nodes)
+
+
+def cut_into_slots(
+    steps: Steps, pace: Pace, slot_minutes: float, save_hours: float | None
+) -> Slots:
     """The jobs of a run whose every job lasts `slot_minutes` at most, START_MINUTES of them lost.
 
-    What a job that is cut off leaves is its last checkpoint; the last job has to reach the end.
+    Before its end a job saves a checkpoint, from which the next goes on.
     """
     hours = steps.total * pace.step_s / 3600
     usable = max(0.0, slot_minutes - START_MINUTES) / 60
-    saves, save_hours = 0, None
-    if steps.save_every:
-        save_hours = steps.save_every * pace.step_s / 3600
-        saves = int(usable / save_hours)
-    if hours <= usable:
-        return Slots(hours, usable, save_hours, saves, jobs=1)
-    if not saves:
-        return Slots(hours, usable, save_hours, saves, jobs=None)
-    cut = math.ceil((hours - usable) / (saves * save_hours))
-    return Slots(hours, usable, save_hours, saves, jobs=1 + cut)
+    saves = int(usable / save_hours) if save_hours else 0
+    jobs = math.ceil(hours / usable) if usable else None
+    return Slots(hours, usable, save_hours, saves, jobs)

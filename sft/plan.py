@@ -9,17 +9,26 @@ from sft.backends import BACKENDS
 from sft.batch import Batch, derive_batch
 from sft.experiment import Experiment
 from sft.facts import Facts, Taking, count_examples
-from sft.limits import Request, most_minutes, state_faults, warmup_faults, world_size_faults
+from sft.limits import most_minutes, state_faults, warmup_faults, world_size_faults
 from sft.memory import GIB, Memory, estimate_memory, host_bytes
-from sft.pace import Pace, Slots, cut_into_slots, guess_pace, pace_of_rate
+from sft.pace import (
+    START_MINUTES,
+    Pace,
+    Slots,
+    cut_into_slots,
+    guess_pace,
+    hours_between_saves,
+    pace_of_rate,
+)
 from sft.recipe import Recipe
+from sft.request import Request
 from sft.site import Site
 from sft.sizes import Size
 from sft.steps import Steps, count_batches, count_steps
 
 GB = 1e9
 UNSEEN_SHARE = 0.2  # of a source's rows; what leaves out more of them is worth a word
-LONG_HOURS = 2.0  # a run without any checkpoint that is longer is worth a word
+LONG_HOURS = 3.0  # of work that a fault loses; more is worth a word
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,10 @@ def make_plan(experiment: Experiment, site: Site, request: Request, facts: Facts
         plan = replace(plan, steps=count_steps(plan.taking.total, plan.batch, plan.recipe))
         plan = replace(plan, pace=_find_pace(plan, site, facts))
     if plan.pace and plan.wall_minutes:
-        slots = cut_into_slots(plan.steps, plan.pace, plan.wall_minutes)
+        save_hours = hours_between_saves(
+            plan.steps, plan.pace, plan.recipe, experiment.num_nodes, site
+        )
+        slots = cut_into_slots(plan.steps, plan.pace, plan.wall_minutes, save_hours)
         plan = replace(plan, slots=slots)
     if plan.size:
         plan = replace(plan, disk=estimate_disk(plan.size, plan.recipe, plan.steps))
@@ -162,7 +174,7 @@ def _kept_checkpoints(recipe: Recipe, steps: Steps | None) -> int:
     if not recipe.saves:
         return 0
     most = recipe.save_total_limit + 1 if recipe.save_total_limit else None
-    if not steps:
+    if not steps or not steps.save_every:
         return most or 1
     saved = math.ceil(steps.total / steps.save_every)
     return min(saved, most) if most else saved
@@ -227,25 +239,22 @@ def _memory_doubts(plan: Plan, site: Site) -> Iterator[str]:
 
 
 def _slot_doubts(plan: Plan) -> Iterator[str]:
-    """Lines where a job that is cut off, or a fault, would lose everything."""
-    slots, steps, where = plan.slots, plan.steps, plan.experiment.where
+    """Lines where a job never trains, or where a fault would lose hours of work."""
+    slots, where = plan.slots, plan.experiment.where
     of_pace = f"{plan.pace.step_s:.3g} s a step, {plan.pace.origin}"
     if slots.jobs is None:
-        most = int(slots.usable_hours * 3600 / plan.pace.step_s)
-        interval = (
-            f"save_steps: found {steps.save_every}, a checkpoint in {slots.save_hours:.3g} h"
-            if slots.save_hours
-            else "save_strategy: no checkpoint is saved before the end"
-        )
         yield (
-            f"{where}, {interval}, but a job has {slots.usable_hours:.3g} h after its start and "
-            f"the run takes {slots.hours:.3g} h ({of_pace}): each job would begin anew; save every "
-            f"{max(1, most // 4)} steps ({most} at most)"
+            f"{where}, runtime: {plan.wall_minutes:g} minutes are over before the first step "
+            f"({START_MINUTES:g} minutes to start, a guess); give the jobs of `train` more"
         )
-    elif slots.hours > LONG_HOURS and not (slots.save_hours and steps.save_every < steps.total):
+        return
+    lost = min(slots.save_hours or slots.hours, slots.hours, slots.usable_hours)
+    if lost > LONG_HOURS and not plan.recipe.saves_by_time:
+        every = plan.steps.save_every
+        found = f"save_steps: found {every}" if every else "save_strategy: found no"
         yield (
-            f"{where}, save_steps: no checkpoint in the {slots.hours:.3g} h of the run "
-            f"({of_pace}), so a fault of a node loses all of it; save now and then"
+            f"{where}, {found}: no checkpoint for {lost:.3g} h ({of_pace}), and a fault of a node "
+            "loses that; leave save_steps out to save as often as the faults of the site ask for"
         )
 
 

@@ -13,9 +13,10 @@ from sft.config import results_folder, upload_folder
 from sft.errors import SHOWN, SftError
 from sft.facts import Facts, Source
 from sft.files import read_yaml
-from sft.limits import Request, request_faults, training_request
+from sft.limits import request_faults
 from sft.mix import NEEDED_COLUMNS, NEEDED_TAGS, Dataset
 from sft.plan import Plan, make_plan, mean_tokens, unseen_share
+from sft.request import Request, training_request
 from sft.site import Site
 
 SHOWN_ROWS = 40
@@ -285,10 +286,11 @@ def _saves(plan: Plan) -> Iterator[str]:
         return
     kept = recipe.save_total_limit or "all"
     every = "epoch" if recipe.save_each_epoch else f"{recipe.save_steps} steps"
+    every = "as often as faults are likely" if recipe.saves_by_time else f"every {every}"
     often = ""
     if plan.slots and plan.slots.save_hours:
         often = f", {plan.slots.save_hours:.3g} h: {plan.slots.saves} in a whole job"
-    yield f"every {every}{often}; keeps {kept}"
+    yield f"{every}{often}; keeps {kept}"
 
 
 def _memory(plan: Plan, site: Site) -> Iterator[str]:

@@ -27,7 +27,8 @@ class Recipe:
 
     `warmup` is steps, or a share of all steps below 1; 0 where the schedule has none. A `max_steps`
     of None leaves it to `num_epochs`. `save_steps` is None where checkpoints are not counted in
-    steps, `save_total_limit` where all are kept. `layout` is what training leaves: safetensors,
+    steps, `saves_by_time` where training itself decides when, by the faults of the site;
+    `save_total_limit` where all are kept. `layout` is what training leaves: safetensors,
     zero3, fsdp or lora; `saved_weight` the bytes of a parameter in its safetensors.
     """
 
@@ -41,6 +42,7 @@ class Recipe:
     drop_last: bool
     save_steps: int | None
     save_each_epoch: bool
+    saves_by_time: bool
     save_total_limit: int | None
     save_only_model: bool
     layout: str
@@ -53,4 +55,4 @@ class Recipe:
     @property
     def saves(self) -> bool:
         """Whether checkpoints are saved before the end."""
-        return bool(self.save_steps or self.save_each_epoch)
+        return bool(self.save_steps or self.save_each_epoch or self.saves_by_time)

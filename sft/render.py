@@ -1,32 +1,30 @@
-"""Write what a person reads before it runs and a trainer reads after: train.yaml and launch.sh."""
+"""Write what a person reads before it runs: train.yaml, launch.sh and, for Slurm, train.sbatch."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from sft.backends import BACKENDS
 from sft.batch import derive_batch
 from sft.checkpoint import finished_folder, newest_complete_checkpoint
-from sft.environment import job_variables, prologue, run_in_environment
+from sft.environment import run_in_environment
 from sft.errors import raise_faults
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
-from sft.files import write_json, write_text, write_yaml
+from sft.files import read_yaml, write_json, write_text, write_yaml
 from sft.identity import checkpoints_folder, earlier_world_size, fingerprint
+from sft.launch import launch_text, sbatch_text
 from sft.limits import state_faults, world_size_faults
 from sft.plan import step_faults
+from sft.request import Request
 from sft.site import Site
 from sft.sizes import read_size
-
-LAUNCH_FOLDER = Path(__file__).parent / "launch"
 
 
 def render(
     experiment: Experiment,
     site: Site,
+    request: Request,
     model: Mapping[str, Any],
     tokens: Mapping[str, Any],
     config: Path,
@@ -34,6 +32,8 @@ def render(
     output: Path,
 ) -> None:
     """Write train.yaml (deepspeed.json beside it), which the trainer's parser reads, and launch.sh.
+
+    For Slurm also train.sbatch, with what `request` asks for.
 
     `model` and `tokens` are what was fetched and pretokenized. Checkpoints go to a folder named by
     the run's fingerprint, so that a changed run never resumes what another one left, and a run
@@ -69,6 +69,15 @@ def render(
     unchecked.replace(config)
     write_text(launch, launch_text(experiment, site, config.resolve()))
     launch.chmod(0o755)
+    write_script(experiment, site, request, config)
+
+
+def write_script(experiment: Experiment, site: Site, request: Request, config: Path) -> None:
+    """Write train.sbatch beside a rendered config, where the site has Slurm."""
+    if site.launcher == "slurm":
+        checkpoints = Path(read_yaml(config)["output_dir"])
+        text = sbatch_text(experiment, site, request, checkpoints, config.resolve().parent)
+        write_text(config.with_name("train.sbatch"), text)
 
 
 def _faults(
@@ -92,51 +101,3 @@ def _faults(
 
 def _list_overrides(experiment: Experiment) -> str:
     return ", ".join(f"{key}={value}" for key, value in experiment.overrides.items())
-
-
-def launch_text(experiment: Experiment, site: Site, config: Path) -> str:
-    """The text of launch.sh for a rendered config."""
-    batch = derive_batch(experiment, site)
-    module, *arguments = BACKENDS[experiment.backend].train_arguments(config, batch.world_size)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(LAUNCH_FOLDER),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("launch.sh.j2").render(
-        experiment=experiment.name,
-        site=site.name,
-        num_nodes=experiment.num_nodes,
-        processes=site.processes_per_node,
-        prologue=prologue(site, experiment.environment),
-        variables=_quoted(job_variables(site)),
-        spill_folder=site.spill_folder,
-        tmp_gb=site.tmp_gb,
-        distributed=batch.world_size > 1,
-        command=_command(site, experiment.num_nodes, module, arguments),
-    )
-
-
-def _quoted(variables: Mapping[str, str]) -> dict[str, str]:
-    return {key: shlex.quote(value) for key, value in variables.items()}
-
-
-def _command(site: Site, num_nodes: int, module: str, arguments: list[str]) -> str:
-    if num_nodes * site.processes_per_node == 1:
-        return shlex.join(["python", "-m", module, *arguments])
-    lines = [
-        "python -m torch.distributed.run",
-        f"--nnodes {num_nodes} --nproc-per-node {site.processes_per_node}",
-    ]
-    if site.rendezvous == "static":
-        lines.append(
-            '--node-rank "${SLURM_NODEID:-0}" '
-            '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
-        )
-    else:
-        lines.append(
-            '--rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-$$}" '
-            '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"'
-        )
-    lines.append(f"-m {shlex.join([module, *arguments])}")
-    return " \\\n  ".join(lines)

@@ -16,7 +16,8 @@ class Site:
 
     `max_minutes` is a wall time, `gpu_memory_gb` and `tmp_gb` are GB, `login_minutes` is 0 where
     processes on a login node live as long as they like. `gpu_tflops` and `gpu_network_gbit` are 0
-    where they are not known.
+    where they are not known. `node_mtbf_hours` is the mean time between faults of a node;
+    `stuck_minutes` without a step end an attempt.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Site:
     srun_options: str = ""
     sbatch_options: str = ""
     bad_nodes: Mapping[str, str] = field(default_factory=dict)
+    node_mtbf_hours: float = 1000
+    stuck_minutes: float = 60
     login_internet: bool = True
     compute_internet: bool = True
     tunnel: bool = False

@@ -284,6 +284,7 @@ def render_config(
     if experiment.trust_remote_code:
         rendered["trust_remote_code"] = True
     rendered |= config
+    rendered.pop("save_total_limit", None)  # old checkpoints go when a newer one is found whole
     if "deepspeed" in config:
         rendered["deepspeed"] = str(paths.deepspeed)
     elif not site.gpus_per_node:

@@ -15,12 +15,14 @@ ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_anyprecis
 # Options of LLaMA-Factory with an optimizer of their own, whatever `optim` says.
 OTHER_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
 # Losses of its own that need the logits, liger or not.
+KEPT_BY_TIME = 2  # of the checkpoints that training saves as often as it sees fit
 OTHER_LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
 
 
 def read_recipe(config: Mapping[str, Any]) -> Recipe:
     """The recipe of a merged config that has no faults."""
     strategy = config.get("save_strategy", "steps")
+    by_time = strategy == "steps" and "save_steps" not in config
     max_steps = config.get("max_steps", -1)
     states = _read_states(config)
     return Recipe(
@@ -32,9 +34,10 @@ def read_recipe(config: Mapping[str, Any]) -> Recipe:
         max_samples=config.get("max_samples"),
         packing=bool(config.get("packing") or config.get("neat_packing")),
         drop_last=config.get("dataloader_drop_last", False),
-        save_steps=config.get("save_steps", 500) if strategy == "steps" else None,
+        save_steps=config.get("save_steps") if strategy == "steps" else None,
         save_each_epoch=strategy == "epoch",
-        save_total_limit=config.get("save_total_limit"),
+        saves_by_time=by_time,
+        save_total_limit=config.get("save_total_limit", KEPT_BY_TIME if by_time else None),
         save_only_model=config.get("save_only_model", False),
         layout=_read_layout(config),
         saved_weight=2.0 if config.get("deepspeed") else states.weights,

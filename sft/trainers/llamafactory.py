@@ -15,7 +15,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,8 @@ def train(config: Path, world_size: int) -> None:
     from llamafactory.train.tuner import run_exp
     from transformers import TrainerCallback, training_args
 
+    from sft.trainers.keeper import Keeper
+
     if os.environ.get("SFT_ON_CPU") == "1" and "deepspeed" in arguments:
         # DeepSpeed is skipped with use_cpu, and bf16 is refused on a CPU without it.
         training_args.is_torch_bf16_gpu_available = lambda: True
@@ -132,7 +134,8 @@ def train(config: Path, world_size: int) -> None:
                     f"{args.world_size} training processes found each other, expected {world_size}"
                 )
 
-    run_exp(arguments, callbacks=[AssertWorldSize()])
+    keeper = Keeper(saves_by_time=_saves_by_time(arguments))
+    run_exp(arguments, callbacks=[AssertWorldSize(), keeper])
     if int(os.environ.get("RANK", "0")) == 0 and not _has_ended(output):
         raise RuntimeError(f"{output}: training ended before its last step")
 
@@ -143,6 +146,11 @@ def _import_trainer() -> None:
     from sft.trainers.llamafactory_templates import register_templates
 
     register_templates()
+
+
+def _saves_by_time(arguments: Mapping[str, Any]) -> bool:
+    """Whether the config leaves it open when to save; transformers would save each 500 steps."""
+    return "save_steps" not in arguments and arguments.get("save_strategy", "steps") == "steps"
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from sft.catalog import Catalog, tokens_name
 from sft.experiment import Experiment
 from sft.facts import Facts
 from sft.files import write_json, write_yaml
-from sft.limits import Request
 from sft.mix import Dataset, Mix
 from sft.model import Model
 from sft.plan import Plan, make_plan
+from sft.request import Request
 from sft.site import Site
 
 LEONARDO = Site(

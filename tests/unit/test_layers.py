@@ -15,25 +15,31 @@ PACKAGE = CHECKOUT / "sft"
 # A folder is one module here; sft/trainers has rules of its own, below.
 LAYERS = (
     ("errors", "process", "plot", "templates", "recipe", "row_counts", "preview", "conversation"),
+    ("endings", "request", "rejection"),
     ("files", "step", "shards", "checks", "serving", "structure", "rows"),
     ("receipt", "schema", "config", "locks", "weights", "comparison", "roles", "verdict", "tally"),
+    ("progress", "chain", "attempts"),
     ("model", "mix", "site", "sizes", "inspection", "vocabulary"),
     ("experiment", "draws"),
     ("batch", "names"),
     ("steps", "memory"),
     ("pace", "backends"),
     ("environment", "network", "limits", "identity"),
-    ("catalog",),
+    ("catalog", "slurm"),
+    ("launch",),
     ("facts",),
     ("plan",),
     ("plan_text",),
     # Stages, and what they are made of.
     ("checkpoint", "sources", "card", "hub", "local", "registry"),
-    ("fetch", "release", "train", "registration"),
+    ("fetch", "release", "registration", "settle"),
+    ("attempt",),
+    ("links",),
+    ("train", "status", "drive"),
     ("tokens", "render", "provenance", "delphi"),
     ("gate",),
     # What people call.
-    ("results",),
+    ("results", "status_text", "doctor"),
     ("cli",),
     ("__main__",),
 )
@@ -61,8 +67,9 @@ PACKAGES = {
     "preview": {"jinja2", "markupsafe"},
     "plan_text": {"tabulate"},
     "registry": {"sqlalchemy"},
-    "render": {"jinja2"},
+    "launch": {"jinja2"},
     "cli": {"tabulate"},
+    "doctor": {"packaging"},
 }
 
 # Each job of a cluster reads the Snakefile again: what its rules import has to load fast.
@@ -73,6 +80,7 @@ TRAINERS = {
     "llamafactory": {
         *("llamafactory", "torch", "transformers", "datasets", "omegaconf", "numpy", "pyarrow"),
     },
+    "keeper": {"torch", "transformers"},
     "text_only": set(),
 }
 

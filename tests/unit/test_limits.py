@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sft.limits import (
-    Request,
-    limit_faults,
-    parse_minutes,
-    read_requests,
-    request_faults,
-    state_faults,
-    training_request,
-    world_size_faults,
-)
+from sft.limits import limit_faults, request_faults, state_faults, world_size_faults
+from sft.request import Request, read_requests, training_request
 from sft.site import Site
 from sft.sizes import Size
 from tests.unit.experiments import EXPERIMENT, SITE, with_config
@@ -67,46 +59,6 @@ QOS_SITE = replace(
     max_minutes_by_qos={"normal": 720, "debug": 30, "long": 5760},
     max_nodes_by_qos={"debug": 2},
 )
-
-
-@pytest.mark.parametrize(
-    ("runtime", "minutes"),
-    [
-        (719, 719),
-        ("719", 719),
-        ("'719'", 719),
-        ("12h", 720),
-        ("1d", 1440),
-        ("1.5 hours", 90),
-        ("30 min", 30),
-        ("60s", 1),
-        ("attempt * 60", None),
-        ("", None),
-        ("x", None),
-        ("3 fortnights", None),
-    ],
-)
-def test_runtime_is_read_as_snakemake_reads_it(runtime, minutes):
-    assert parse_minutes(runtime) == minutes
-
-
-def test_request_of_a_rule_goes_over_the_default():
-    requests = read_requests(
-        {
-            "default-resources": {"runtime": 60, "qos": "normal"},
-            "set-resources": {"train": {"runtime": "1d"}, "upload": {"qos": "debug"}},
-        }
-    )
-
-    assert requests == {
-        "": Request(60, "normal"),
-        "train": Request(1440, "normal"),
-        "upload": Request(60, "debug"),
-    }
-
-
-def test_profile_without_resources_asks_for_nothing():
-    assert read_requests({"cores": "all"}) == {"": Request()}
 
 
 def test_training_asks_for_the_default_where_it_has_nothing_of_its_own():

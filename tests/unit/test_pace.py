@@ -6,7 +6,7 @@ import pytest
 
 from sft.backends.llamafactory_recipe import read_recipe
 from sft.batch import Batch
-from sft.pace import Pace, cut_into_slots, guess_pace, pace_of_rate
+from sft.pace import Pace, cut_into_slots, guess_pace, hours_between_saves, pace_of_rate
 from sft.site import Site
 from sft.sizes import Size
 from sft.steps import Steps
@@ -60,32 +60,39 @@ def test_rate_of_each_gpu_makes_more_gpus_faster():
 
 
 def test_run_within_a_job_needs_no_restart():
-    assert cut_into_slots(run(1000, 100), FIVE_S, DAY).jobs == 1
+    assert cut_into_slots(run(1000, 100), FIVE_S, DAY, save_hours=0.14).jobs == 1
 
 
-def test_run_beyond_a_job_goes_on_from_the_last_checkpoint_of_each():
-    slots = cut_into_slots(run(26_788, 2000), FIVE_S, DAY)
+def test_run_beyond_a_job_goes_on_from_the_checkpoint_at_its_end():
+    slots = cut_into_slots(run(26_788, 2000), FIVE_S, DAY, save_hours=2.78)
 
     assert (slots.saves, slots.jobs) == (8, 2)
 
 
-def test_save_steps_beyond_the_wall_never_end():
-    slots = cut_into_slots(run(26_788, 24_107), FIVE_S, DAY)
+def test_run_without_other_checkpoints_goes_on_too():
+    slots = cut_into_slots(run(26_788, None), FIVE_S, DAY, save_hours=None)
 
-    assert slots.save_hours == pytest.approx(33.5, abs=0.1)
-    assert (slots.saves, slots.jobs) == (0, None)
-
-
-def test_run_without_checkpoints_that_is_longer_than_a_job_never_ends():
-    assert cut_into_slots(run(26_788, None), FIVE_S, DAY).jobs is None
-
-
-def test_work_after_the_last_checkpoint_of_a_job_is_lost():
-    """A job of 60 usable minutes saves at 40: three times 40 minutes and the rest."""
-    pace = Pace(60.0, "measured", guessed=False)
-
-    assert cut_into_slots(run(150, 40), pace, slot_minutes=70).jobs == 4
+    assert (slots.saves, slots.jobs) == (0, 2)
 
 
 def test_job_that_is_shorter_than_its_start_never_trains():
-    assert cut_into_slots(run(10, 1), FIVE_S, slot_minutes=5).jobs is None
+    assert cut_into_slots(run(10, 1), FIVE_S, slot_minutes=5, save_hours=None).jobs is None
+
+
+def test_save_steps_decide_the_time_between_saves():
+    hours = hours_between_saves(run(1000, 720), FIVE_S, RECIPE, 4, LEONARDO)
+
+    assert hours == 1.0
+
+
+def test_without_save_steps_faults_decide_the_time_between_saves():
+    """√(2 × 2 min × 1000 h / 30) = √(4/60 × 1000/30) h."""
+    hours = hours_between_saves(run(1000, None), FIVE_S, RECIPE, 30, LEONARDO)
+
+    assert hours == pytest.approx(1.49, abs=0.01)
+
+
+def test_run_that_saves_nothing_has_no_time_between_saves():
+    nothing = replace(RECIPE, saves_by_time=False)
+
+    assert hours_between_saves(run(1000, None), FIVE_S, nothing, 4, LEONARDO) is None

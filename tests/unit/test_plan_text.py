@@ -6,7 +6,6 @@ import pytest
 
 from sft.environment import REPOSITORY
 from sft.facts import Facts
-from sft.limits import Request
 from sft.mix import Dataset, Mix
 from sft.plan_text import (
     describe_tags,
@@ -17,6 +16,7 @@ from sft.plan_text import (
     short,
     sum_up,
 )
+from sft.request import Request
 from tests.unit.planning import (
     DAY,
     DELPHI_CONFIG,

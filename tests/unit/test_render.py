@@ -1,5 +1,6 @@
 """What is rendered for each shipped kind of experiment at each site, compared with golden files."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from sft.batch import derive_batch
 from sft.catalog import read_catalog, rendered_facts
 from sft.config import read_config, site_names
 from sft.environment import REPOSITORY
+from sft.files import read_yaml
 from sft.identity import fingerprint
-from sft.render import launch_text
+from sft.launch import launch_text, sbatch_text
+from sft.request import read_requests, training_request
 
 SHIPPED = [
     ("localhost", "smol-demo-low"),
@@ -81,3 +84,15 @@ def test_rendered_facts_name_the_activation(monkeypatch):
     site, experiment = shipped("localhost", "smol-demo-low", monkeypatch)
 
     assert "activate" in rendered_facts(experiment, site)["site.activation"]
+
+
+@pytest.mark.parametrize(("site_name", "name"), SHIPPED[1:])
+def test_sbatch_script_equals_golden(site_name, name, assert_golden, monkeypatch):
+    site, experiment = shipped(site_name, name, monkeypatch)
+    requests = read_requests(read_yaml(Path("profiles") / site_name / "config.yaml"))
+    text = sbatch_text(
+        experiment, site, training_request(requests), PATHS.output, PATHS.output.parents[1]
+    )
+
+    text = text.replace(sys.executable, "/workflow/bin/python")
+    assert_golden(f"{site_name}/{name}/train.sbatch", text.replace(str(REPOSITORY), "/repository"))

@@ -13,6 +13,7 @@ from sft.files import write_json
 from sft.identity import checkpoints_folder, fingerprint
 from sft.mix import Mix
 from sft.render import render
+from sft.request import Request
 from sft.site import Site
 from tests.unit.planning import BIG, DELPHI_CONFIG, EXPERIMENT, LEONARDO, changed, tokenize
 from tests.workflow import stub_trainer
@@ -45,7 +46,7 @@ def render_run(results: Path, experiment: Experiment, site: Site = LEONARDO) -> 
     """Render the experiment; its train.yaml."""
     config = results / "runs" / experiment.name / "train.yaml"
     launch, output = config.with_name("launch.sh"), results / "render.log"
-    render(experiment, site, *inputs(results, experiment), config, launch, output)
+    render(experiment, site, Request(), *inputs(results, experiment), config, launch, output)
     return config
 
 

@@ -54,7 +54,7 @@ def test_max_steps_decide_how_often_the_examples_are_seen():
     ("config", "every"),
     [
         ({"save_steps": 300}, 300),
-        ({}, 500),
+        ({}, None),
         ({"save_strategy": "epoch", "save_steps": 300}, 8),
         ({"save_strategy": "no", "save_steps": 300}, None),
     ],

@@ -139,17 +139,25 @@ def train(config: Path) -> None:
     output = Path(yaml.safe_load(config.read_text())["output_dir"])
     done = max([int(path.name[11:]) for path in output.glob("checkpoint-?")], default=0)
     print("the stub starts from step", done, flush=True)
+    note(output, "begin", done, world_size=1)
     for step in range(done + 1, STEPS + 1):
         time.sleep(float(os.environ.get("STUB_STEP_S", "0")))
-        with open(output / "trainer_log.jsonl", "a") as file:
-            entry = {"current_steps": step, "total_steps": STEPS, "loss": loss(step)}
-            file.write(json.dumps(entry) + "\n")
+        note(output, "log", step, loss=loss(step), step_s=0.5)
         if step % SAVE_STEPS == 0:
             write_checkpoint(output / f"checkpoint-{step}", step)
+            note(output, "save", step, save_s=0.1)
         reach(f"train:{step}")
     write_weights(output, STEPS)
     reach("train:end")
     write_state(output, STEPS)
+    note(output, "end", STEPS)
+
+
+def note(output: Path, event: str, step: int, **more: float) -> None:
+    """Add a line to the run's steps.jsonl."""
+    line = {"time": time.time(), "event": event, "step": step, "max_steps": STEPS, **more}
+    with open(output / "steps.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def loss(step: int) -> float:

@@ -26,9 +26,11 @@ from sft.config import registry_file, site_names, upload_folder
 from sft.environment import use_hub_cache
 from sft.errors import SftError
 from sft.files import read_yaml
-from sft.limits import read_requests, request_faults
+from sft.limits import request_faults
 from sft.locks import free_folder, hold_folder
+from sft.request import read_requests, training_request
 from sft.site import placeholders
+from sft.slurm import wait_for_jobs
 
 try:
     for path in workflow.configfiles:
@@ -55,7 +57,9 @@ if workflow.is_main_process:
     DRY_RUN = bool({"-n", "--dry-run", "--dryrun"} & set(sys.argv))
     if not DRY_RUN:
         hold_folder(Path(".snakemake"))
-    free_folder(Path(".snakemake"), logger.info, patient=not DRY_RUN)
+    killed = free_folder(Path(".snakemake"), logger.info, patient=not DRY_RUN)
+    if killed and SITE.launcher == "slurm" and not DRY_RUN:
+        wait_for_jobs(Path.cwd(), logger.info)
 elif workflow.remote_exec:
     os.environ.pop("SFT_DRIVER", None)  # a job of the cluster outlives the driver that queued it
 
@@ -142,8 +146,10 @@ TO_FILL_IN_TEXT = (
 if TO_FILL_IN:
     logger.warning(TO_FILL_IN_TEXT)
 
+REQUESTS = read_requests(asked_resources())
+TRAINING_REQUEST = training_request(REQUESTS)
+
 if workflow.is_main_process:
-    REQUESTS = read_requests(asked_resources())
     if REFUSED := request_faults(SITE, REQUESTS, EXPERIMENTS.values()):
         raise WorkflowError(str(SftError(*REFUSED)))
     if DRY_RUN:

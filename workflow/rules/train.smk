@@ -5,6 +5,7 @@ IN   <results>/models/{model}/fetched.json
      <results>/tokens/{tokens}/pretokenized.json, checked-{decisions}.json
 OUT  <results>/runs/{experiment}/train.yaml       what the trainer reads
      <results>/runs/{experiment}/launch.sh        what starts it on a node
+     <results>/runs/{experiment}/train.sbatch     the Slurm job around it, where the site has Slurm
      <results>/runs/{experiment}/checkpoints/     one folder for each fingerprint of the run
      <results>/runs/{experiment}/trained.json     where its checkpoints are, steps, losses, attempts
      <results>/runs/{experiment}/loss.png         the loss by step, for the report
@@ -28,6 +29,7 @@ rule render:
     params:
         **tracked(RENDERED_FACTS, "experiment"),
         site=SITE,
+        request=TRAINING_REQUEST,
         experiment=experiment_of,
     script:
         "../scripts/render.py"
@@ -56,6 +58,7 @@ rule train:
         nodes=lambda wildcards: experiment_of(wildcards).num_nodes,
     params:
         site=SITE,
+        request=TRAINING_REQUEST,
         experiment=experiment_of,
     script:
         "../scripts/train.py"

@@ -8,6 +8,7 @@ with step_log(snakemake.log[0], f"render {snakemake.wildcards.experiment}"):
     render(
         snakemake.params.experiment,
         snakemake.params.site,
+        snakemake.params.request,
         model=read_receipt(Path(snakemake.input.model)),
         tokens=read_receipt(Path(snakemake.input.tokens)),
         config=Path(snakemake.output.config),

@@ -6,6 +6,7 @@ set -euo pipefail
 
 # Activation scripts read variables that may not be set.
 set +u
+source /etc/profile || true
 module load GCC/14.3.0 nvidia-compilers/25.9-CUDA-13 && ulimit -c 0
 source FILL_IN/bin/activate otagent
 export PYTHONPATH=/repository
@@ -34,15 +35,21 @@ export PYTHONFAULTHANDLER=1
 # AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
 TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
 export TMPDIR
+SPILL=$TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
+# Caches that each process writes: shared ones are torn by many nodes at once.
+export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
+export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
+export WANDB_DIR=/runs/r/logs
+trap : TERM  # Slurm tells the training processes too: they save a checkpoint, and this waits
 
 if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
-  MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 else
   MASTER_ADDR=127.0.0.1
 fi
-# Two jobs on a node must not meet: the port follows from the job.
-MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 20000))
+# Two jobs on a node must not meet: the port follows from the job, below those that hosts give out.
+MASTER_PORT=$((16000 + ${SLURM_JOB_ID:-$$} % 16000))
 
 python -m torch.distributed.run \
   --nnodes 4 --nproc-per-node 4 \

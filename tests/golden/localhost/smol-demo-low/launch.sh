@@ -20,6 +20,11 @@ export OMP_WAIT_POLICY=passive
 # AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
 TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
 export TMPDIR
+SPILL=$TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
+# Caches that each process writes: shared ones are torn by many nodes at once.
+export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
+export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
+trap : TERM  # Slurm tells the training processes too: they save a checkpoint, and this waits
 
 python -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 1

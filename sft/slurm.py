@@ -1,0 +1,319 @@
+"""Slurm's commands. Silence is no answer: where Slurm does not answer, `SlurmAway` is raised."""
+
+import fcntl
+import getpass
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sft.environment import without_secrets
+from sft.errors import SftError
+from sft.rejection import SHOW_ASSOCIATIONS, SHOW_RESERVATIONS, explain_rejection
+
+QUEUE_AGE_S = 20.0  # one squeue in this time for all runs that a driver follows
+ASK_S = 60.0
+WAIT_S = 5.0
+ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+_FIELDS = {
+    "id": "%i",
+    "state": "%T",
+    "reason": "%r",
+    "nodes": "%N",
+    "start": "%S",
+    "end": "%e",
+    "time_left": "%L",
+    "time_limit": "%l",
+    "elapsed": "%M",
+    "name": "%j",
+}
+# What Slurm's commands say when the answer is missing, and not when it is no.
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)"
+    r"|Transport endpoint is not connected|Slurm controller not responding|Zero Bytes were"
+    r"|Unexpected message received|slurmdbd: .*(?:failed|error)|Problem talking to the database"
+    r"|Resource temporarily unavailable|Cannot allocate memory|in standby mode|Unable to open .*dbd"
+    r"|Slurm temporarily unable to accept job|Communication connection failure|Nodes? .*unreachable"
+    r"|Protocol authentication error|munge|DNS SRV lookup failed|Unspecified error",
+    re.IGNORECASE,
+)
+
+
+class SlurmAway(Exception):
+    """Slurm did not answer; its text is what the command said."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of this user as squeue shows it: times in Slurm's notation, "" or N/A if unknown."""
+
+    id: str
+    name: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    start: str = ""
+    end: str = ""
+    time_left: str = ""
+    time_limit: str = ""
+    elapsed: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state not in ENDED
+
+
+@dataclass(frozen=True)
+class End:
+    """How Slurm says that a job ended, on which nodes, in its notation."""
+
+    state: str
+    exit_code: int | None = None
+    nodes: str = ""
+
+
+def job_name(checkpoints: Path) -> str:
+    """The name that all jobs of a run share, and no other run's: Slurm never runs two of them."""
+    digest = hashlib.sha256(str(checkpoints.resolve()).encode()).hexdigest()[:8]
+    return f"sft-{checkpoints.parents[1].name}-{digest}"
+
+
+def read_queue(max_age_s: float = QUEUE_AGE_S) -> dict[str, list[Job]]:
+    """This user's jobs by name, oldest first, those that ended minutes ago among them.
+
+    All processes of the user on this host share an answer that is at most `max_age_s` old. Raises
+    SlurmAway where squeue fails: an empty queue has its line of titles all the same.
+    """
+    with open(_cache_file(), "a+", encoding="utf-8") as cache:
+        fcntl.flock(cache, fcntl.LOCK_EX)
+        age_s = time.time() - os.fstat(cache.fileno()).st_mtime
+        cache.seek(0)
+        text = cache.read()
+        if not text or not 0 <= age_s <= max_age_s:
+            text = _run(
+                ["squeue", "--me", "--states=all", f"--format={'|'.join(_FIELDS.values())}"]
+            )
+            cache.truncate(0)
+            cache.write(text)
+    return parse_queue(text)
+
+
+def _cache_file() -> Path:
+    """A file of this user, host and Slurm, in the host's own temporary folder: it has locks."""
+    folder = Path(tempfile.gettempdir()) / f"sft-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise SftError(f"{folder}: belongs to another user; set TMPDIR to a folder of your own")
+    cluster = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:8]
+    return folder / f"queue-{cluster}"
+
+
+def parse_queue(text: str) -> dict[str, list[Job]]:
+    """The jobs that squeue printed, by name; SlurmAway where its line of titles is missing."""
+    titles, *lines = text.splitlines() or [""]
+    if not titles.startswith("JOBID|STATE|"):
+        raise SlurmAway(f"squeue printed no titles: {text[:200]!r}")
+    jobs = defaultdict(list)
+    for line in lines:
+        values = line.split("|", len(_FIELDS) - 1)
+        job = Job(**dict(zip(_FIELDS, values, strict=True)))
+        jobs[job.name].append(job)
+    return {name: sorted(each, key=lambda job: _number(job.id)) for name, each in jobs.items()}
+
+
+def _number(job_id: str) -> int:
+    return int(re.match(r"\d*", job_id)[0] or 0)
+
+
+def submit(
+    script: Path,
+    record: Path,
+    arguments: Iterable[str] = (),
+    exclude: str = "",
+    keep_secrets: bool = False,
+) -> str:
+    """Submit a script, and return the job's id; it is a line of the file `record` by then.
+
+    Another process writes the line: it does so even if this one is killed while sbatch works. With
+    `keep_secrets`, a script that exports them by name gets them. Raises SftError with Slurm's words
+    where it refuses, and SlurmAway where it does not answer: the job may then be in the queue all
+    the same.
+    """
+    command = ["sbatch", "--parsable"]
+    if exclude:
+        command.append(f"--exclude={exclude}")
+    command += [str(script), *arguments]
+    write = f'id=$({shlex.join(command)}) && printf "%s\\n" "${{id%%;*}}" | tee -a "$1"'
+    variables = dict(os.environ) if keep_secrets else without_secrets()
+    text = _run(["bash", "-c", f"set -o pipefail; {write}", "submit", str(record)], variables)
+    return text.split()[-1]
+
+
+def explain(refusal: str) -> str:
+    """What Slurm's refusal of a job means, and what to do, by what Slurm says now."""
+    associations = [*SHOW_ASSOCIATIONS, f"user={getpass.getuser()}"]
+    return explain_rejection(refusal, _ask(SHOW_RESERVATIONS), _ask(associations))
+
+
+def _ask(command: Sequence[str]) -> str:
+    """What a command prints; "" where it fails."""
+    try:
+        return _run(command)
+    except (SftError, SlurmAway):
+        return ""
+
+
+def cancel(job_ids: Sequence[str]) -> None:
+    """Cancel jobs of this user; those that have ended are left alone."""
+    if job_ids:
+        _run(["scancel", *job_ids])
+
+
+def ask_end(job_id: str) -> End | None:
+    """How a job ended, by the controller or the accounting; None where neither knows the job.
+
+    Raises SlurmAway where the one that would know does not answer.
+    """
+    try:
+        text = _run(["scontrol", "--oneliner", "show", "job", job_id])
+    except SftError:  # the controller forgets a job minutes after its end
+        return _ask_accounting(job_id)
+    facts = dict(re.findall(r"(\w+)=(\S*)", text))
+    return End(
+        state=facts["JobState"],
+        exit_code=_exit_code(facts.get("ExitCode", "")),
+        nodes=facts.get("NodeList", "").replace("(null)", ""),
+    )
+
+
+def _ask_accounting(job_id: str) -> End | None:
+    command = ["sacct", "-X", "-n", "-P", "-D", "-j", job_id, "-o", "State,ExitCode,NodeList"]
+    try:
+        lines = _run(command).splitlines()
+    except SftError as error:
+        if "accounting storage is disabled" in str(error):
+            return None
+        raise
+    if not lines:
+        return None
+    state, code, nodes = lines[-1].split("|")
+    return End(state, _exit_code(code), nodes.replace("None assigned", ""))
+
+
+def down_nodes(notation: str) -> list[str]:
+    """Which of the nodes that a notation stands for do not work now."""
+    if not notation:
+        return []
+    command = ["sinfo", "--noheader", "-N", f"--nodes={notation}", "--format=%N %t"]
+    states = (line.split() for line in _run(command).splitlines())
+    return sorted({node for node, state in states if state.startswith(("down", "drain", "fail"))})
+
+
+def _exit_code(text: str) -> int | None:
+    """The exit code in Slurm's `code:signal`, negative for a signal."""
+    code, _, number = text.partition(":")
+    if not code.isdigit():
+        return None
+    return -int(number) if number.isdigit() and int(number) else int(code)
+
+
+def end_time(job_id: str) -> float | None:
+    """When Slurm will end a running job, in seconds since 1970; None where it sets no end."""
+    text = _run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%e"]).strip()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def jobs_of_snakemake(folder: Path) -> dict[str, str]:
+    """The waiting and running jobs that a snakemake in `folder` submitted: ids and what they do.
+
+    The executor names each by a comment, rule_<rule>_wildcards_<values>.
+    """
+    text = _run(["squeue", "--me", "--format=%i|%k|%Z"])
+    titles, *lines = text.splitlines() or [""]
+    if not titles.startswith("JOBID|"):
+        raise SlurmAway(f"squeue printed no titles: {text[:200]!r}")
+    jobs = (line.split("|", 2) for line in lines)
+    return {
+        job_id: comment.removeprefix("rule_").replace("_wildcards_", " ")
+        for job_id, comment, place in jobs
+        if comment.startswith("rule_") and place == str(folder)
+    }
+
+
+def wait_for_jobs(folder: Path, say: Callable[[str], None]) -> None:
+    """Wait until the jobs that a snakemake left when it was killed are over, and say so.
+
+    The next one would submit them again beside those that still work.
+    """
+    said = ""
+    while True:
+        try:
+            jobs = jobs_of_snakemake(folder)
+        except SlurmAway as error:
+            sentence = f"Slurm does not answer: {error}"
+        else:
+            if not jobs:
+                return
+            named = ", ".join(f"{job_id} ({what})" for job_id, what in jobs.items())
+            sentence = f"waiting for jobs that a snakemake left here when it was killed: {named}"
+        if sentence != said:
+            say(sentence)
+        said = sentence
+        time.sleep(WAIT_S)
+
+
+def list_nodes(notation: str) -> list[str]:
+    """The names that a notation such as n[01-03,7] stands for."""
+    if not notation:
+        return []
+    return _run(["scontrol", "show", "hostnames", notation]).split()
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """What a command prints; SftError where it says no, SlurmAway where it gets no answer."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=outside_of_jobs(variables or without_secrets()),
+            timeout=ASK_S,
+            start_new_session=True,  # a driver's Ctrl-C is not for it
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmAway(f"{command[0]} did not answer in {ASK_S:.0f} s") from None
+    except FileNotFoundError:
+        raise SftError(f"{command[0]}: not found; is this a node of a Slurm cluster?") from None
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}, no word"
+    if _AWAY.search(said) or not done.stderr.strip():
+        raise SlurmAway(said)
+    raise SftError(said)
+
+
+def outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without those that belong to a job, which new jobs would inherit."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+    return {
+        key: value
+        for key, value in variables.items()
+        if key in kept or not key.startswith(("SLURM_", "SBATCH_", "SRUN_", "SLURMD_"))
+    }

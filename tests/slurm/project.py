@@ -1,0 +1,288 @@
+"""A project on the private Slurm: the real workflow and LLaMA-Factory, and a model of few weights.
+
+`Project` is a copy of the checkout with a site of its own, whose tokens are made once. `Run` is one
+more run of the same experiment under another name: it is rendered as the workflow does it, and
+driven by what the rule `train` calls.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sft.attempts import list_attempts
+from sft.files import hash_file, read_json, write_yaml
+from sft.progress import read_events
+from tests.slurm.cluster import Cluster
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PARTS = ("Snakefile", "workflow", "config", "demo", "profiles", "sft")
+TRAINER = CHECKOUT / ".venv-llamafactory"
+STEPS = 12
+WAIT_S = 120.0
+
+PROFILE = """\
+executor: slurm
+jobs: 20
+cores: 64
+latency-wait: 20
+slurm-status-command: squeue
+slurm-no-requeue: true
+slurm-keep-successful-logs: true
+slurm-logdir: results/slurm_logs
+slurm-init-seconds-before-status-checks: 3
+default-resources:
+  slurm_account: lab_leonardo
+  slurm_partition: lrd_all_serial
+  runtime: 30
+  mem_mb: 2000
+set-resources:
+  train: {slurm_partition: boost_usr_prod, runtime: 20, mem_mb: 0}
+config:
+  site: tiny
+  launcher: slurm
+  gpus_per_node: 0
+  cpus_per_node: 1
+  max_nodes: 4
+  max_minutes: 1440
+  attn: sdpa
+  environments:
+    otagent: source {repository}/.venv-llamafactory/bin/activate
+  variables:
+    OMP_WAIT_POLICY: passive
+    GLOO_SOCKET_IFNAME: lo  # the nodes of the tests share the host's network
+"""
+BASE_CONFIG = {
+    **{"environment": "otagent", "stage": "sft", "finetuning_type": "full"},
+    **{"template": "chatml_tools", "cutoff_len": 512, "max_samples": 16},
+    **{"global_batch_size": 4, "per_device_train_batch_size": 2},
+    **{"num_train_epochs": 2, "max_steps": STEPS, "learning_rate": 1e-3},
+    **{"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2},
+    **{"bf16": True, "seed": 42, "disable_gradient_checkpointing": True},
+    **{"save_strategy": "steps", "save_steps": 4, "save_total_limit": 2, "logging_steps": 1},
+}
+ROWS = """\
+name\tbase_config\tmodel\tmix\tnum_nodes\tsites\tregister
+one\ttiny\ttiny\tdemo\t1\ttiny\ttrue
+two\ttiny\ttiny\tdemo\t2\ttiny\ttrue
+"""
+# What the workflow does where a row is rendered, in the project's own copy of the package.
+RENDER = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from sft.batch import derive_batch
+from sft.catalog import read_catalog
+from sft.config import read_config
+from sft.files import read_yaml, write_json, write_text, write_yaml
+from sft.launch import kept_checkpoints, launch_text
+from sft.render import write_script
+from sft.request import Request
+
+changes = json.loads(sys.argv[1])
+catalog = read_catalog(read_config(Path("profiles/tiny")), ["tiny"])
+site = replace(catalog.site, **changes["site"])
+row = catalog.experiments["one"]
+experiment = replace(
+    row,
+    name=changes["name"],
+    num_nodes=changes["num_nodes"],
+    config={k: v for k, v in (row.config | changes["config"]).items() if v is not None},
+)
+runs = Path("results/runs").resolve()
+folder = runs / changes["name"]
+checkpoints = folder / "checkpoints" / "0123abcd"
+checkpoints.mkdir(parents=True, exist_ok=True)
+(folder / "logs").mkdir(exist_ok=True)
+batch = derive_batch(experiment, site)
+config = read_yaml(runs / "one" / "train.yaml") | changes["config"]
+config |= {"output_dir": str(checkpoints), "gradient_accumulation_steps": batch.accumulation}
+if "deepspeed" in config:
+    config["deepspeed"] = str(Path("sft/deepspeed", config["deepspeed"]).resolve())
+    del config["use_cpu"]
+path = folder / "train.yaml"
+write_yaml(path, {key: each for key, each in config.items() if each is not None})
+write_text(folder / "launch.sh", launch_text(experiment, site, path))
+write_script(experiment, site, Request(**changes["request"]), path)
+facts = {"world_size": batch.world_size, "keep": kept_checkpoints(experiment)}
+write_json(folder / "driver.json", facts)
+"""
+DRIVER = """
+import sys
+from pathlib import Path
+from sft.files import read_json
+from sft.site import Site
+from sft.step import step_log
+from sft.train import train
+
+run = Path(sys.argv[1])
+facts = read_json(run / "driver.json")
+with step_log(f"{run}/logs/train.log", "train"):
+    train(Site("tiny", launcher="slurm"), run, facts["world_size"], facts["keep"])
+"""
+REQUEST = {"minutes": 20, "account": "lab_leonardo", "partition": "boost_usr_prod"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """The project's folder, and the cluster that it runs on."""
+
+    root: Path
+    cluster: Cluster
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a shell on the cluster's login node."""
+        return os.environ | self.cluster.environment() | {"PYTHONPATH": str(self.root)}
+
+    def snakemake(self, *arguments: str) -> subprocess.Popen:
+        """Start snakemake as a user does."""
+        command = [sys.executable, "-m", "snakemake", "--profile", "profiles/tiny", *arguments]
+        return self.start(command)
+
+    def cli(self, *arguments: str) -> subprocess.Popen:
+        """Start `python -m sft`."""
+        return self.start([sys.executable, "-m", "sft", *arguments, "--profile", "profiles/tiny"])
+
+    def start(self, command: list[str]) -> subprocess.Popen:
+        return subprocess.Popen(
+            command,
+            cwd=self.root,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def make_project(root: Path, cluster: Cluster) -> Project:
+    """Copy the checkout to `root`, with the site, the model and the table of the tests."""
+    ignored = shutil.ignore_patterns("__pycache__", "smollm2-135m", ".*")
+    for part in PARTS:
+        source = CHECKOUT / part
+        copy = shutil.copytree if source.is_dir() else shutil.copy2
+        copy(source, root / part, **({"ignore": ignored} if source.is_dir() else {}))
+    (root / ".venv-llamafactory").symlink_to(TRAINER)
+    (root / "profiles" / "tiny").mkdir()
+    (root / "profiles" / "tiny" / "config.yaml").write_text(PROFILE)
+    write_yaml(root / "sft" / "lf_configs" / "tiny.yaml", BASE_CONFIG)
+    (root / "config" / "experiments.tsv").write_text(ROWS)
+    with open(root / "config" / "models.yaml", "a") as file:
+        file.write("\ntiny:\n  folder: demo/tiny\n  registry_name: org/tiny\n  declare: true\n")
+    subprocess.run(
+        [TRAINER / "bin" / "python", "-m", "tests.slurm.tiny_model", root / "demo" / "tiny"],
+        cwd=CHECKOUT,
+        check=True,
+        capture_output=True,
+    )
+    return Project(root, cluster)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that shares the tokens of the project's rows, and what a driver of it does."""
+
+    project: Project
+    name: str
+    drivers: list[subprocess.Popen] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.project.root / "results" / "runs" / self.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints" / "0123abcd"
+
+    def render(
+        self,
+        request: Mapping[str, Any] | None = None,
+        num_nodes: int = 1,
+        config: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> "Run":
+        """Render the run as a row of the table, with changes of its config and the site's facts.
+
+        `request` changes what its jobs ask Slurm for. A key of `config` that is None is left out.
+        """
+        changes = {
+            **{"name": self.name, "num_nodes": num_nodes, "config": config or {}, "site": facts},
+            "request": REQUEST | (request or {}),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", RENDER, json.dumps(changes)],
+            cwd=self.project.root,
+            env=self.project.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return self
+
+    def start(self) -> subprocess.Popen:
+        """Start a driver."""
+        driver = self.project.start([sys.executable, "-c", DRIVER, str(self.folder)])
+        self.drivers.append(driver)
+        return driver
+
+    def finish(self, driver: subprocess.Popen, wait_s: float = WAIT_S) -> str:
+        """What a driver printed until its end."""
+        return driver.communicate(timeout=wait_s)[0]
+
+    def train(self, wait_s: float = WAIT_S) -> str:
+        """What a driver prints that trains the run to its end; the run must be complete then."""
+        driver = self.start()
+        text = self.finish(driver, wait_s)
+        assert driver.returncode == 0, text
+        return text
+
+    def wait(self, condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> None:
+        """Wait until something of the run is so."""
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}\n{self.logs()}"
+            time.sleep(0.2)
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until the trainer has done a step."""
+        self.wait(lambda: self.last_step() >= step, f"step {step} was not reached")
+
+    def last_step(self) -> int:
+        """The highest step that the trainer has done."""
+        return max((each["step"] for each in read_events(self.checkpoints)), default=-1)
+
+    def logs(self) -> str:
+        """All that was written to the run's logs."""
+        return "\n".join(path.read_text() for path in sorted((self.folder / "logs").glob("*.log")))
+
+    def attempts(self) -> list[dict[str, Any]]:
+        return list_attempts(self.checkpoints)
+
+    def endings(self) -> list[str]:
+        """How each attempt ended."""
+        return [each["ending"] for each in self.attempts()]
+
+    def weights(self) -> str:
+        """The hash of the trained weights."""
+        return hash_file(self.checkpoints / "model.safetensors")
+
+    def losses(self) -> list[tuple[int, float]]:
+        """The loss at each step."""
+        history = read_json(self.checkpoints / "trainer_state.json")["log_history"]
+        return [(each["step"], each["loss"]) for each in history if "loss" in each]
+
+    def stop(self) -> None:
+        """End what is left of the drivers."""
+        for driver in self.drivers:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.communicate()
