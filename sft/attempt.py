@@ -39,6 +39,7 @@ from sft.step import log
 
 CONFIG = "train.yaml"  # beside the checkpoints: what trained them, whatever is rendered since
 SCRIPT = "train.sbatch"
+POLL_S = 2.0
 LOOK_S = 10.0
 STACKS_S = 15.0  # time for the trainer's processes to write where they hang
 STOP_S = 60.0
@@ -119,7 +120,7 @@ class Attempt:
         self.next_job: str | None = None
         self.cause: Kind | None = None
         self.child: subprocess.Popen | None = None
-        self.was_told = False
+        self.was_told = self.is_replaced = False
 
     def carry_out(self, command: list[str]) -> int:
         """Run the command if there is something to train; its exit code, or 0."""
@@ -129,9 +130,11 @@ class Attempt:
         self._queue_next()
         note = self._begin()
         signal.signal(signal.SIGTERM, self._pass_on)
+        self._let_go()
         code = self._watch(command)
-        self._prune()
-        self._end(note, code)
+        if not self.is_replaced:
+            self._prune()
+            self._end(note, code)
         return code
 
     # --- before ----------------------------------------------------------------------------------
@@ -155,17 +158,27 @@ class Attempt:
         return self._move_away(excluded_nodes(attempts))
 
     def _settled(self) -> list[dict[str, Any]]:
-        """The attempts of before, each with its ending; without, where Slurm stays silent."""
+        """The attempts of before, each with its ending; without, where Slurm stays silent.
+
+        Slurm starts this job as soon as the one before is told to end. Raises SftError where that
+        does not end.
+        """
         logs, deadline = self.run.log.parent, time.monotonic() + AWAY_S
-        while self.place.job_id:
+        while True:
             try:
-                return settle(self.run.checkpoints, logs, own=self.place.job_id)
+                attempts = settle(self.run.checkpoints, logs, own=self.place.attempt_id)
+                others = [each["id"] for each in attempts if not each["ending"]]
             except slurm.SlurmAway as error:
+                attempts, others = list_attempts(self.run.checkpoints), []
                 log.warning("Slurm does not answer: %s", error)
                 if time.monotonic() > deadline:
-                    break
-                time.sleep(LOOK_S)
-        return list_attempts(self.run.checkpoints)
+                    return attempts
+            else:
+                if not others:
+                    return attempts
+                if time.monotonic() > deadline:
+                    raise SftError(f"attempt {others[0]} goes on; this one leaves it be")
+            time.sleep(POLL_S)
 
     def _move_away(self, blamed: list[str]) -> str | None:
         """Submit this link anew, without the nodes that failed before, where it got one of them."""
@@ -223,6 +236,13 @@ class Attempt:
             each for each in list_attempts(run.checkpoints) if each["id"] == place.attempt_id
         )
 
+    def _let_go(self) -> None:
+        """Wait until the attempt before has ended also where Slurm only thinks so."""
+        *_, before, _ = [None, *list_attempts(self.run.checkpoints)]
+        unsure = (Kind.NODE_FAIL, Kind.LOST)
+        if before and before["ending"] in unsure and before["job_id"]:
+            time.sleep(LOOK_S + POLL_S)
+
     # --- meanwhile -------------------------------------------------------------------------------
 
     def _watch(self, command: list[str]) -> int:
@@ -236,8 +256,21 @@ class Attempt:
                 return self.child.wait(LOOK_S)
             except subprocess.TimeoutExpired:
                 self._prune()
-            if time.time() - self._last_sign(began_s) > 60 * self.run.stuck_minutes:
+            if self._is_replaced():
+                self._kill()
+            elif time.time() - self._last_sign(began_s) > 60 * self.run.stuck_minutes:
                 self._stop_stuck()
+
+    def _is_replaced(self) -> bool:
+        """Whether another attempt began since: Slurm took this one's node for dead."""
+        newest = list_attempts(self.run.checkpoints)[-1]
+        return newest["id"] != self.place.attempt_id
+
+    def _kill(self) -> None:
+        """End what still writes to the checkpoints of the attempt that took this one's place."""
+        log.error("another attempt has taken this one's place; ending at once")
+        self.is_replaced = True
+        self.child.kill()
 
     def _end_of_job(self) -> dict[str, str]:
         """The variable that tells the trainer when its job ends."""
@@ -279,8 +312,9 @@ class Attempt:
             self.child.kill()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Take note of being told to end; in a job, Slurm tells the step by itself."""
         self.was_told = True
-        if self.child:
+        if self.child and not self.place.job_id:
             self.child.terminate()
 
     # --- after -----------------------------------------------------------------------------------
@@ -288,16 +322,18 @@ class Attempt:
     def _end(self, note: dict[str, Any], code: int) -> None:
         """Write down how it ended, and take the next link out of the queue if it is of no use.
 
-        A job that was told to end knows not why. Slurm says it when the job is over, and whoever
-        asks first writes it down.
+        Where it was told to end and Slurm does not say why as yet, that is left to whoever asks
+        when the job is over.
         """
         folder = self.run.checkpoints
         complete = finished_folder(folder) is not None
-        if self.was_told and self.place.job_id and not complete:
+        told = self._word_of_slurm() if self.was_told and not complete else None
+        if told and told.state not in slurm.ENDED:
             log.info("told to end; exit code %d", code)
             return
-        cause = self.cause or (Kind.CANCELLED if self.was_told else None)
-        ending = judge_attempt(folder, note, exit_code=code, cause=cause)
+        was_stopped = self.was_told and not self.place.job_id
+        cause = self.cause or (Kind.CANCELLED if was_stopped else None)
+        ending = judge_attempt(folder, note, told, exit_code=code, cause=cause)
         end(folder, note["id"], ending, reached_step(folder, note), code)
         log.info("%s: %s", ending.kind.value, ending.text)
         attempts = of_series(list_attempts(folder), self.series)
@@ -307,6 +343,15 @@ class Attempt:
                 slurm.cancel([self.next_job])
             except (SftError, slurm.SlurmAway) as error:
                 log.warning("job %s will see that nothing is to be done: %s", self.next_job, error)
+
+    def _word_of_slurm(self) -> slurm.End | None:
+        """What Slurm says of this job now; None on a computer without."""
+        if not self.place.job_id:
+            return None
+        try:
+            return slurm.ask_end(self.place.job_id) or slurm.End("UNKNOWN")
+        except slurm.SlurmAway:
+            return slurm.End("UNKNOWN")
 
 
 def exclude_option(script: Path, blamed: list[str]) -> str:

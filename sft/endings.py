@@ -189,8 +189,8 @@ SIGNS = [
         Weight.RESOURCE,
         Kind.OUT_OF_MEMORY,
         (
-            r"allocate shared memory\(shm\)|creating shared memory segment|insufficient shared memory"
-            r"|killed by signal: Bus error|/dev/shm/.*No space left",
+            r"allocate shared memory\(shm\)|creating shared memory segment"
+            r"|insufficient shared memory|killed by signal: Bus error|/dev/shm/.*No space left",
             "/dev/shm, memory that processes share, ran full",
             "use fewer dataloader workers (dataloader_num_workers: 0), or have the site enlarge it",
         ),
@@ -542,7 +542,8 @@ NOISE = re.compile(
             r"^frame #\d+|^Exception raised from|<omitting python frames>",
             r"kernel errors might be|For debugging consider|TORCH_USE_CUDA_DSA|Search for `cuda",
             r"Setting OMP_NUM_THREADS|application as needed|^\s*[\^~]+$|\d+%\|",
-            r"Traceback \(most recent|^The above exception was|^During handling of the above",
+            r"most recent call (?:first|last)\):|^ +File \"",
+            r"^The above exception was|^During handling of the above",
         )
     )
 )
@@ -562,8 +563,8 @@ _EXCEPTION = re.compile(
 _LIBRARY = re.compile(r'File "(?:[^"]*/(?:site-packages|dist-packages|lib/python3[^/]*|bin)/|<)')
 _STACK = re.compile(r"^Current thread .*most recent call first")
 _CANCELLED = re.compile(
-    r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ "
-    r"(?:\*\*\*|DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE|JOB REQUEUE))"
+    r"\*\*\* (JOB|STEP) \S+ ON \S+ CANCELLED AT \S+"
+    r"(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE|JOB REQUEUE))?"
 )
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 _LISTENS = re.compile(r"([\w.-]+):\d+:\d+ .*NCCL INFO Bootstrap.*?:([\d.]+)<")
@@ -808,7 +809,7 @@ def _failure(
 ) -> Failure:
     places = [
         f"{text}: {code}" if not code.startswith("File ") else text
-        for text, code in zip(frames, [*frames[1:], "File "], strict=True)
+        for text, code in itertools.pairwise([*frames, "File "])
         if text.startswith("File ")
     ]
     own = [text for text in places if not _LIBRARY.match(text)]
@@ -817,16 +818,20 @@ def _failure(
         causes=(*before.causes, before.line.text) if before else (),
         frames=tuple(dict.fromkeys([*own[-1:], *places[-1:]])),
         details=_details(lines, place),
-        place=before.place if before else place,
+        place=place,
     )
 
 
 def _details(lines: Sequence[Line], place: int) -> tuple[str, ...]:
     """What the same process says right after the line of an error, such as NCCL's last error."""
-    after = [
-        line.text for line in lines[place + 1 : place + 40] if line.process == lines[place].process
-    ]
-    return tuple(itertools.takewhile(lambda text: not NOISE.search(text), after[:3]))
+    after = _following(lines, place)[:3]
+    return tuple(itertools.takewhile(lambda text: not NOISE.search(text), after))
+
+
+def _following(lines: Sequence[Line], place: int) -> list[str]:
+    """The next lines of the process that wrote the line at `place`."""
+    near = lines[place + 1 : place + 40]
+    return [line.text for line in near if line.process == lines[place].process]
 
 
 def _classify_failure(failure: Failure) -> _Found:
@@ -866,11 +871,13 @@ def _end_by_supervisor(cause: Kind, read: _Log, where: str, seconds: float) -> E
     if not read.lines:
         text = f"no line of a log in {_lasting(seconds)}: a node hangs before it starts the job"
         return Ending(cause, f"{text} (its prolog); {AGAIN}", blamed=_only(read.nodes))
-    shown = f"; the log shows: {_what(read.found[0])}" if read.found else ""
+    # What follows are the traces of its being ended.
+    first = next((each for each in read.found if each.sign.weight <= Weight.EXCEPTION), None)
+    shown = f"; the log shows: {_what(first)}" if first else ""
     return Ending(
         cause,
         f"no progress {where}, ended after {_lasting(seconds)}{shown}; {AGAIN}",
-        _shown([*_stacks(read), *(_telling(read) if read.found else read.last())]),
+        _shown([*_stacks(read), *(_telling(read) if first else read.last())]),
         _blamed(read.of_kind(Kind.HARDWARE), read),
     )
 
@@ -1046,23 +1053,17 @@ def _telling(read: _Log) -> tuple[str, ...]:
     first = read.found[0]
     alike = [each for each in read.found[1:] if each.sign is first.sign]
     own = first.failure.shown if first.failure else first.texts
-    last = read.last() if first.sign.weight is Weight.ABORT else ()
-    return _shown([*own, *(each.line.text for each in alike[:3]), *last])
+    more = []
+    if first.sign.weight in (Weight.CRASH, Weight.ABORT):
+        more = [*_stacks(read), *read.last()]
+    return _shown([*own, *(each.line.text for each in alike[:3]), *more])
 
 
 def _stacks(read: _Log) -> list[str]:
-    """Where processes hang, by the stacks that faulthandler writes, each place with its count."""
-    places = Counter(
-        after[0].strip()
-        for place, line in enumerate(read.lines)
-        if _STACK.match(line.text)
-        and (
-            after := [
-                each.text for each in read.lines[place + 1 :][:40] if each.process == line.process
-            ]
-        )
-    )
-    return [f"{count} × {place}" for place, count in places.most_common(4)]
+    """Where processes were, by the stacks that faulthandler writes, each place with its count."""
+    stacks = [place for place, line in enumerate(read.lines) if _STACK.match(line.text)]
+    places = Counter(text for stack in stacks for text in _following(read.lines, stack)[:1])
+    return [f"{count} × {place.strip()}" for place, count in places.most_common(4)]
 
 
 def _shown(lines: Iterable[str]) -> tuple[str, ...]:

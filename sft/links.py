@@ -92,7 +92,8 @@ class Links:
         if jobs and not self.followed:
             self._greet(jobs)
         for job in jobs:
-            where = f"runs on {job.nodes} until {job.end}" if job.nodes else job.state.lower()
+            where = f"runs on {job.nodes} until {job.end}"
+            where = where if job.state == "RUNNING" else f"is {job.state.lower()}"
             waits = "dependency" in job.reason.lower() and len(jobs) > 1
             state = f"waits ({job.reason})" if job.state == "PENDING" else where
             if self.said.get(job.id) != state and not waits:
@@ -179,7 +180,7 @@ class Links:
         told = [f"  | {line}" for line in last["lines"]]
         return "\n".join(
             [
-                f"{self.run.name}: {reason}",
+                f"{self.run.name}: {last['text'] if last['retry'] is False else reason}",
                 *told,
                 f"the whole output: {last['log']}",
                 "run again to try once more from the newest checkpoint",

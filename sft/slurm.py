@@ -191,8 +191,10 @@ def ask_end(job_id: str) -> End | None:
     except SftError:  # the controller forgets a job minutes after its end
         return _ask_accounting(job_id)
     facts = dict(re.findall(r"(\w+)=(\S*)", text))
+    # A job that leaves by itself in the time of grace that a preemption gives ends as another one.
+    is_preempted = facts.get("PreemptTime", "None") != "None"
     return End(
-        state=facts["JobState"],
+        state="PREEMPTED" if is_preempted else facts["JobState"],
         exit_code=_exit_code(facts.get("ExitCode", "")),
         nodes=facts.get("NodeList", "").replace("(null)", ""),
     )

@@ -124,6 +124,8 @@ def train(config: Path, world_size: int) -> None:
     if os.environ.get("SFT_ON_CPU") == "1" and "deepspeed" in arguments:
         # DeepSpeed is skipped with use_cpu, and bf16 is refused on a CPU without it.
         training_args.is_torch_bf16_gpu_available = lambda: True
+    if arguments.get("use_cpu"):
+        _know_numbered_cpu()
 
     class AssertWorldSize(TrainerCallback):
         """`accelerate launch --cpu --num_processes 2` starts with one process and says nothing."""
@@ -146,6 +148,17 @@ def _import_trainer() -> None:
     from sft.trainers.llamafactory_templates import register_templates
 
     register_templates()
+
+
+def _know_numbered_cpu() -> None:
+    """Let torch load to "cpu:0", so that several processes on CPUs can resume.
+
+    accelerate 1.11 numbers the CPU of such processes, transformers 5.6 loads the optimizer to it,
+    and torch 2.13 refuses: "don't know how to restore data location".
+    """
+    from torch.serialization import register_package
+
+    register_package(9, lambda _: None, lambda data, place: data if place == "cpu:0" else None)
 
 
 def _saves_by_time(arguments: Mapping[str, Any]) -> bool:

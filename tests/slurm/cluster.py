@@ -160,9 +160,8 @@ class Cluster:
 
     def wait_for_job(self, job: str, *states: str, wait_s: float = WAIT_S) -> Job:
         """The job once squeue shows it in one of the states."""
-        self._wait_until(
-            lambda: self.queue()[job].state in states, f"{job} is {' or '.join(states)}", wait_s
-        )
+        what = f"job {job} is {' or '.join(states)}"
+        self._wait_until(lambda: self.queue()[job].state in states, what, wait_s)
         return self.queue()[job]
 
     def wait_for_reason(self, job: str, wait_s: float = WAIT_S) -> str:
@@ -412,9 +411,7 @@ class Cluster:
         deadline = time.monotonic() + wait_s
         while not condition():
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{self.folder}/log: after {wait_s:g} s it is not so that {what}"
-                )
+                raise TimeoutError(f"{self.folder}/log: not within {wait_s:g} s: {what}")
             time.sleep(0.05)
 
 

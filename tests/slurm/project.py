@@ -262,7 +262,10 @@ class Run:
 
     def logs(self) -> str:
         """All that was written to the run's logs."""
-        return "\n".join(path.read_text() for path in sorted((self.folder / "logs").glob("*.log")))
+        return "\n".join(path.read_text(errors="replace") for path in self._logs())
+
+    def _logs(self) -> list[Path]:
+        return sorted((self.folder / "logs").glob("*.log"))
 
     def attempts(self) -> list[dict[str, Any]]:
         return list_attempts(self.checkpoints)

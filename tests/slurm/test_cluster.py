@@ -2,16 +2,18 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.slurm import cluster as cluster_module
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, Job
 from tests.slurm.config import JUPITER, LEONARDO, SUSPENDED_ACCOUNT, VISTA
+from tests.unit.killing import wait_until
 
-SLEEP = ("--output=/dev/null", "--mem=100", "--wrap=exec srun sleep 600")
+ENDS = ("COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
+QUIET = ("--output=/dev/null", "--mem=100")
+SLEEP = (*QUIET, "--wrap=sleep 600")
 
 
 def processes(folder: Path) -> list[str]:
@@ -28,18 +30,14 @@ def processes(folder: Path) -> list[str]:
     return found
 
 
-def submit_running(cluster: Cluster, *arguments: str) -> str:
-    """The id of a job that sleeps for long on its nodes."""
-    job = cluster.submit(*arguments, *SLEEP)
-    cluster.wait_for_job(job, "RUNNING")
+def submit_running(cluster: Cluster, *arguments: str, step: bool = True) -> str:
+    """The id of a job that sleeps for long on its nodes, in a step or in its script."""
+    started = cluster.folder / "started"
+    started.unlink(missing_ok=True)
+    script = f"{'srun' if step else 'exec'} sh -c 'touch {started}; exec sleep 600'"
+    job = cluster.submit(*arguments, *QUIET, f"--wrap={script}")
+    wait_until(started.exists)
     return job
-
-
-def wait_for_accounted(cluster: Cluster, job: str, state: str) -> None:
-    deadline = time.monotonic() + 30
-    while (seen := cluster.accounted(job).state) != state:
-        assert time.monotonic() < deadline, seen
-        time.sleep(0.2)
 
 
 def command_line(*arguments: object) -> str:
@@ -95,7 +93,7 @@ def test_what_does_not_exist_is_refused_at_submission(cluster: Cluster, option: 
 def test_a_cancelled_job_is_accounted_as_cancelled(cluster: Cluster) -> None:
     job = submit_running(cluster)
     cluster.ask("scancel", job)
-    wait_for_accounted(cluster, job, "CANCELLED by 0")
+    wait_until(lambda: cluster.accounted(job).state == "CANCELLED by 0")
 
 
 def test_what_a_job_leaves_running_is_killed_when_it_ends(cluster: Cluster) -> None:
@@ -106,21 +104,37 @@ def test_what_a_job_leaves_running_is_killed_when_it_ends(cluster: Cluster) -> N
     assert not [line for line in processes(cluster.folder) if "left-by-a-job" in line]
 
 
-def test_preemption_cancels_in_one_partition_and_requeues_in_another(cluster: Cluster) -> None:
-    low = ("--requeue", "--output=/dev/null", "--mem=100", "--wrap=sleep 600")
-    cancelled = cluster.submit("--partition=low_cancel", f"--nodelist={JUPITER[0]}", *low)
-    requeued = cluster.submit("--partition=low", f"--nodelist={JUPITER[1]}", *low)
-    cluster.wait_for_job(cancelled, "RUNNING")
-    cluster.wait_for_job(requeued, "RUNNING")
+@pytest.fixture(scope="module")
+def endings(session_cluster: Cluster) -> dict[str, Job]:
+    """How jobs end by faults that are slow to take effect, all brought about at the same time."""
+    cluster, node = session_cluster, LEONARDO[0]
+    low = [("low", JUPITER[0]), ("low_cancel", JUPITER[1])]
+    jobs = {
+        # A step would end in the grace time, and its job as FAILED.
+        partition: submit_running(
+            cluster, f"--partition={partition}", f"--nodelist={on}", step=False
+        )
+        for partition, on in low
+    }
+    jobs["killed slurmd"] = submit_running(cluster, "--no-requeue", f"--nodelist={node}")
+    cluster.kill_slurmd(node)
     cluster.submit("--partition=high", "--nodes=2", "--exclusive", *SLEEP)
-    cluster.wait_for_job(cancelled, "PREEMPTED")
-    assert cluster.wait_for_job(requeued, "PENDING").reason == "BeginTime"
+    ends = {job: cluster.wait_for_job(job, "PENDING", *ENDS) for job in jobs.values()}
+    return {name: ends[job] for name, job in jobs.items()}
 
 
-def test_a_killed_slurmd_fails_the_node_of_its_job(cluster: Cluster) -> None:
-    job = submit_running(cluster, "--no-requeue", f"--nodelist={LEONARDO[0]}")
-    cluster.kill_slurmd(LEONARDO[0])
-    assert cluster.wait_for_job(job, "NODE_FAIL").reason == "NodeDown"
+def test_preemption_requeues_in_one_partition(endings: dict[str, Job]) -> None:
+    assert endings["low"][:2] == ("PENDING", "BeginTime")
+
+
+def test_preemption_cancels_in_another(endings: dict[str, Job]) -> None:
+    assert endings["low_cancel"].state == "PREEMPTED"
+
+
+def test_a_killed_slurmd_fails_the_node_of_its_job(
+    endings: dict[str, Job], cluster: Cluster
+) -> None:
+    assert endings["killed slurmd"][:2] == ("NODE_FAIL", "NodeDown")
 
 
 def test_a_node_that_is_set_down_fails_its_job_at_once(cluster: Cluster) -> None:
@@ -183,7 +197,7 @@ def test_a_daemon_that_ends_at_once_is_named_with_its_last_words(
     files = cluster_module.config_files
     wrong = {"slurm.conf": "ClusterName=wrong\n"}
     monkeypatch.setattr(cluster_module, "config_files", lambda *given: files(*given) | wrong)
-    with pytest.raises(RuntimeError, match="slurmctld ended at once(.|\n)*fatal"):
+    with pytest.raises(RuntimeError, match=r"slurmctld ended at once(.|\n)*fatal"):
         Cluster.start(short_folder, accounting=False)
 
 

@@ -49,10 +49,12 @@ def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return folders
 
 
-def weights(folder: Path) -> list[bytes]:
-    """The bytes of what the run left at its root: weights, or the shards of all states."""
+def states(folder: Path) -> dict[str, bytes]:
+    """The weights at the root, and weights, optimizer and scheduler of the last checkpoint."""
     out = folder / "out"
-    return [path.read_bytes() for path in sorted([*out.glob("*.safetensors"), *out.glob("*/*.pt")])]
+    last = out / f"checkpoint-{saved_steps(folder)[-1]}"
+    found = [path for suffix in ("pt", "safetensors") for path in last.rglob(f"*.{suffix}")]
+    return {str(path.relative_to(out)): path.read_bytes() for path in [*found, *out.glob("*.saf*")]}
 
 
 @pytest.mark.parametrize("interruption", INTERRUPTIONS.values(), ids=INTERRUPTIONS.keys())
@@ -64,7 +66,7 @@ def test_run_goes_on_as_if_it_had_not_been_interrupted(interruption, undisturbed
     assert saved_steps(tmp_path)[-1] == newest
     assert train(config) == [0]
     assert losses(tmp_path) == losses(undisturbed["one process"])
-    assert weights(tmp_path) == weights(undisturbed["one process"])
+    assert states(tmp_path) == states(undisturbed["one process"])
 
 
 @pytest.mark.parametrize("name", ["two processes", "zero3 on two"])
@@ -78,7 +80,7 @@ def test_run_goes_on_where_one_of_its_processes_was_told_to_stop(
     assert saved_steps(tmp_path) == [4, 6]
     assert train(config, world_size) == [0, 0]
     assert losses(tmp_path) == losses(undisturbed[name])
-    assert weights(tmp_path) == weights(undisturbed[name])
+    assert states(tmp_path) == states(undisturbed[name])
 
 
 def test_resumed_run_saves_and_logs_as_its_config_says_now(inputs, tmp_path):

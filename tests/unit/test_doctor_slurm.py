@@ -139,6 +139,12 @@ def test_limit_of_a_partition_that_lets_a_job_wait_for_ever_is_a_fault(site, slu
     assert any(found in line for line in faults(site, slurm))
 
 
+def test_job_over_a_limit_is_not_rehearsed_beside(site, slurm):
+    slurm.partitions[1] = partition("gpu", wall="12:00:00")
+
+    assert len([line for line in lines(site, slurm) if "train on 1 node" in line]) == 1
+
+
 def test_more_nodes_than_a_partition_has_are_a_fault(site, slurm):
     site.rows[0]["num_nodes"] = "5"
     site.base["global_batch_size"] = 80
@@ -179,6 +185,7 @@ def test_user_without_accounts_is_told(site, slurm):
 
 def test_case_of_an_account_counts_nothing_as_for_slurm(site, slurm):
     site.profile["default-resources"]["slurm_account"] = "LAB"
+    slurm.partitions[1] = partition("gpu", accounts="Lab", qos="Normal")
 
     assert faults(site, slurm) == []
 
@@ -251,11 +258,13 @@ def test_accounts_that_nobody_tells_are_not_checked(site, slurm):
     assert not [check for check in found if check.verdict == Verdict.FAULT]
 
 
-@pytest.mark.parametrize("limit", ["qos", "association"])
+@pytest.mark.parametrize("limit", ["qos", "group", "association"])
 def test_fewer_jobs_in_the_queue_than_runs_want_are_a_warning(site, slurm, limit):
     site.rows = [{"name": f"run{number}", "num_nodes": "1"} for number in range(5)]
     if limit == "qos":
         slurm.qos[0] = "normal|||6|||"
+    elif limit == "group":
+        slurm.qos[0] = "normal||||||6"
     else:
         slurm.associations = ["lab||normal|normal|6|||"]
 

@@ -5,6 +5,7 @@ by failing on purpose and trimmed; of what needs GPUs or a network between nodes
 that the named thread shows, with hosts, paths and numbers of our own.
 """
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,8 @@ CASES = (
         Kind.OUT_OF_MEMORY,
         "/dev/shm/nccl-",
         "ci-infra#490",
-        "0: lrdn0417:534:1763 [3] misc/shmutils.cc:132 NCCL WARN Error while creating shared memory "
-        "segment /dev/shm/nccl-5f0WDd (size 9637888), error: No space left on device (28)",
+        "0: lrdn0417:534:1763 [3] misc/shmutils.cc:132 NCCL WARN Error while creating shared "
+        "memory segment /dev/shm/nccl-5f0WDd (size 9637888), error: No space left on device (28)",
         remedy="/dev/shm",
     ),
     Case(
@@ -245,7 +246,8 @@ CASES = (
         Kind.COMMUNICATION,
         "port error",
         "nccl#905",
-        "1: lrdn0418:534:1763 [3] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+        "1: lrdn0418:534:1763 [3] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : "
+        "port error",
         blamed=("lrdn0418",),
     ),
     Case(
@@ -300,6 +302,15 @@ CASES = (
         SITES,
         "1: RuntimeError: No CUDA GPUs are available",
         blamed=("lrdn0418",),
+    ),
+    Case(
+        "only_node_without_gpu",
+        Kind.HARDWARE,
+        "no CUDA-capable device",
+        SITES,
+        "RuntimeError: CUDA error: no CUDA-capable device is detected",
+        nodes=("lrdn0417",),
+        blamed=("lrdn0417",),
     ),
     Case(
         "all_nodes_without_gpu",
@@ -471,11 +482,11 @@ def test_first_error_is_not_that_of_ranks_that_lost_a_peer():
 
 
 def test_there_is_no_first_error_where_only_the_launcher_raised():
-    assert first_error(read("worker_killed").replace("[rank", "[x"), TWO) is None
+    assert first_error(read("told_to_stop"), TWO) is None
 
 
 def test_causes_of_an_exception_are_shown_with_it():
-    assert judge_case(CASES[6]).lines[:3] == (
+    assert judge(read("no_model")).lines[:3] == (
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or "
         "'namespace/repo_name': '/no/such/model'. Use `repo_type` argument if needed.",
         "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
@@ -492,6 +503,10 @@ def test_own_place_is_shown_before_that_in_a_library():
         'line 383, in parse_dict: raise ValueError(f"Some keys are not used by the '
         'HfArgumentParser: {sorted(unused_keys)}")',
     ]
+
+
+def test_traceback_without_a_place_is_read():
+    assert judge("0: Traceback (most recent call last):\n0: OSError: x\n").lines == ("OSError: x",)
 
 
 def test_numbers_of_a_full_gpu_are_in_the_sentence():
@@ -558,6 +573,16 @@ def test_supervisors_refusal_is_the_telling_line():
     assert judge(f"{refusal}\n").lines == (refusal,)
 
 
+def test_exception_counts_more_than_a_line_that_somebody_wrote_before():
+    warning = "0: wandb: WARNING could not write: [Errno 28] No space left on device\n"
+
+    assert judge(warning + read("cuda_out_of_memory")).kind is Kind.CUDA_OUT_OF_MEMORY
+
+
+def test_colours_are_not_shown():
+    assert judge("0: \x1b[34m\x1b[1mwandb\x1b[0m: bye\n").lines == ("wandb: bye",)
+
+
 def test_shells_complaint_is_no_cause_once_training_began():
     ending = judge(f"0: launch.sh: line 8: module: command not found\n{LOSS}", exit_code=None)
 
@@ -576,6 +601,16 @@ def test_start_that_failed_is_an_exception_once_steps_were_made():
 
 def test_step_is_named_where_it_is_known():
     assert "after step 120 of 704" in judge(read("ecc_error"), steps=IN_TRAINING).text
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_mixture_of_lines_has_one_ending(seed):
+    rng = random.Random(seed)
+    known = [line for path in sorted(LOGS.iterdir()) for line in read(path.stem).split("\n")]
+    log = "\n".join(rng.choices([*known, "", "0:", "1: \r", "0: [rank1]: ", CAUGHT], k=40))
+    ending = judge(log[rng.randrange(30) :])
+
+    assert ending.text.count("\n") == 0 and len(ending.blamed) <= 1
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.what[:40])
@@ -685,6 +720,17 @@ def test_places_where_processes_hang_are_counted():
         "2 × File all_reduce",
         "1 × File from_file",
     ]
+
+
+def test_signals_that_ended_a_stuck_run_do_not_explain_it():
+    assert "SIGABRT" not in judge(read("hang"), cause=Kind.STUCK).text
+
+
+def test_place_of_a_crash_is_shown():
+    stack = '0: Current thread 0x1 (most recent call first):\n0:   File "/x/a.py", line 3 in f\n'
+    log = f"0: Fatal Python error: Segmentation fault\n0: \n{stack}"
+
+    assert '1 × File "/x/a.py", line 3 in f' in judge(log).lines
 
 
 def test_broken_node_of_a_stuck_run_is_blamed():

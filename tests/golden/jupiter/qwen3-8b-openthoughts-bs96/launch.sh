@@ -41,7 +41,6 @@ trap 'rm -rf "$TMPDIR"' EXIT
 export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
 export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
 export WANDB_DIR=/runs/r/logs
-trap : TERM  # Slurm tells the training processes too: they save a checkpoint, and this waits
 
 if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
   read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -54,4 +53,13 @@ MASTER_PORT=$((16000 + ${SLURM_JOB_ID:-$$} % 16000))
 python -m torch.distributed.run \
   --nnodes 4 --nproc-per-node 4 \
   --node-rank "${SLURM_NODEID:-0}" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
-  -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 16
+  -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 16 &
+trainer=$! told=yes
+
+# Slurm tells only this script to end. The trainer is told in turn, saves a checkpoint and leaves.
+trap 'told=yes; kill -TERM "$trainer"' TERM
+while [ "$told" ]; do # a signal ends `wait`, not the trainer
+  told='' code=0
+  wait "$trainer" || code=$?
+done
+exit "$code"

@@ -25,6 +25,14 @@ trap 'rm -rf "$TMPDIR"' EXIT
 # Caches that each process writes: shared ones are torn by many nodes at once.
 export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
 export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
-trap : TERM  # Slurm tells the training processes too: they save a checkpoint, and this waits
 
-python -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 1
+python -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 1 &
+trainer=$! told=yes
+
+# Slurm tells only this script to end. The trainer is told in turn, saves a checkpoint and leaves.
+trap 'told=yes; kill -TERM "$trainer"' TERM
+while [ "$told" ]; do # a signal ends `wait`, not the trainer
+  told='' code=0
+  wait "$trainer" || code=$?
+done
+exit "$code"
