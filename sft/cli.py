@@ -12,6 +12,8 @@ from tabulate import tabulate
 
 from sft.catalog import Catalog, decisions_name, read_catalog, tokens_name
 from sft.config import read_config, registry_file, results_folder, site_names
+from sft.doctor import Printer, has_fault, run_doctor
+from sft.doctor import sum_up as sum_up_checks
 from sft.drive import submit_drive
 from sft.errors import SftError, nearest, raise_faults
 from sft.facts import Facts
@@ -56,6 +58,10 @@ def main() -> None:
     _add_site(drive)
     drive.add_argument("snakemake", nargs="*", help="more for snakemake, after --")
     drive.set_defaults(run=start_drive)
+    doctor = commands.add_parser("doctor", help="whether the site is as its profile says")
+    _add_site(doctor)
+    doctor.add_argument("--network", action="store_true", help="try to reach the hub, too")
+    doctor.set_defaults(run=examine_site)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -161,6 +167,13 @@ def start_drive(arguments: argparse.Namespace) -> None:
     request = read_requests(read_yaml(_profile_file(arguments.profile)))[""]
     more = [f"--configfile={path}" for path in arguments.configfile] + arguments.snakemake
     print(submit_drive(arguments.profile, request, results_folder(config), more))
+
+
+def examine_site(arguments: argparse.Namespace) -> None:
+    """Print what is found at the site; exit code 1 where something would stop a run."""
+    checks = run_doctor(arguments.profile, arguments.configfile, Printer(), arguments.network)
+    print(sum_up_checks(checks))
+    sys.exit(has_fault(checks))
 
 
 def _profile_file(profile: Path) -> Path:

@@ -21,6 +21,9 @@ SOON = timedelta(days=14)  # a maintenance that is further away explains no refu
 _SILENCE = (
     r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out)"
     r"|Zero Bytes were transmitted|temporarily unable to accept job|in standby mode"
+    r"|Connection reset|Transport endpoint is not connected|DNS SRV lookup failed"
+    r"|Resource temporarily unavailable|Cannot allocate memory|Problem talking to the database"
+    r"|Unable to open .*dbd|Communication connection failure"
 )
 _STRANGER = r"authentication error|[Mm]unge|Invalid authentication credential"
 _MEANINGS = (

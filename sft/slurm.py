@@ -17,7 +17,12 @@ from pathlib import Path
 
 from sft.environment import without_secrets
 from sft.errors import SftError
-from sft.rejection import SHOW_ASSOCIATIONS, SHOW_RESERVATIONS, explain_rejection
+from sft.rejection import (
+    SHOW_ASSOCIATIONS,
+    SHOW_RESERVATIONS,
+    explain_rejection,
+    is_silence,
+)
 
 QUEUE_AGE_S = 20.0  # one squeue in this time for all runs that a driver follows
 ASK_S = 60.0
@@ -38,16 +43,6 @@ _FIELDS = {
     "elapsed": "%M",
     "name": "%j",
 }
-# What Slurm's commands say when the answer is missing, and not when it is no.
-_AWAY = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)"
-    r"|Transport endpoint is not connected|Slurm controller not responding|Zero Bytes were"
-    r"|Unexpected message received|slurmdbd: .*(?:failed|error)|Problem talking to the database"
-    r"|Resource temporarily unavailable|Cannot allocate memory|in standby mode|Unable to open .*dbd"
-    r"|Slurm temporarily unable to accept job|Communication connection failure|Nodes? .*unreachable"
-    r"|Protocol authentication error|munge|DNS SRV lookup failed|Unspecified error",
-    re.IGNORECASE,
-)
 
 
 class SlurmAway(Exception):
@@ -163,7 +158,10 @@ def submit(
 
 def explain(refusal: str) -> str:
     """What Slurm's refusal of a job means, and what to do, by what Slurm says now."""
+    settings = _ask(["scontrol", "show", "config"])
+    cluster = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
     associations = [*SHOW_ASSOCIATIONS, f"user={getpass.getuser()}"]
+    associations += [f"cluster={cluster[1]}"] if cluster else []
     return explain_rejection(refusal, _ask(SHOW_RESERVATIONS), _ask(associations))
 
 
@@ -306,7 +304,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
     if done.returncode == 0:
         return done.stdout
     said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}, no word"
-    if _AWAY.search(said) or not done.stderr.strip():
+    if is_silence(said) or not done.stderr.strip():
         raise SlurmAway(said)
     raise SftError(said)
 

@@ -2,12 +2,14 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import Cluster, missing
+from tests.slurm.faults import check_row
+from tests.slurm.project import Project, Run, make_project
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,65 @@ def short_folder() -> Iterator[Path]:
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def session_project(session_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project whose tokens are made and whose rows are rendered, by jobs of the cluster."""
+    project = make_project(tmp_path_factory.mktemp("project") / "p", session_cluster)
+    rendered = [f"results/runs/{name}/train.yaml" for name in ("one", "two")]
+    snakemake = project.snakemake(*rendered)
+    text = snakemake.communicate(timeout=300)[0]
+    assert snakemake.returncode == 0, text
+    return project
+
+
+@pytest.fixture
+def project(session_project: Project, cluster: Cluster) -> Project:
+    """The project, on a cluster that is put right after the test."""
+    return session_project
+
+
+@pytest.fixture
+def new_run(project: Project, request: pytest.FixtureRequest) -> Iterator[Callable[..., Run]]:
+    """A function that renders a run (see `Run.render`), named after the test."""
+    runs: list[Run] = []
+
+    def make(**changes: object) -> Run:
+        name = request.node.name.removeprefix("test_").replace("[", "-").strip("]")[:60]
+        run = Run(project, f"{name}-{len(runs)}").render(**changes)
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.stop()
+
+
+@pytest.fixture
+def undisturbed(project: Project) -> Callable[..., str]:
+    """A function that gives the weights' hash of a run like this that nothing disturbed."""
+
+    def weights(**changes: object) -> str:
+        key = repr(sorted(changes.items()))
+        if key not in UNDISTURBED:
+            run = Run(project, f"undisturbed-{len(UNDISTURBED)}").render(**changes)
+            run.train()
+            UNDISTURBED[key] = run.weights()
+        return UNDISTURBED[key]
+
+    return weights
+
+
+UNDISTURBED: dict[str, str] = {}
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Callable[[str, Run, str], None]:
+    """A function that compares what happened to a run at a fault with docs/faults.md."""
+    update = request.config.getoption("--update-golden")
+
+    def check(fault: str, run: Run, happens: str) -> None:
+        check_row(fault, run.endings(), happens, update)
+
+    return check

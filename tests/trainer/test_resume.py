@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,13 +42,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a run that nothing interrupts, by launcher."""
-    folders = {name: tmp_path_factory.mktemp("undisturbed") for name in LAUNCHERS}
-    for name, (world_size, options) in LAUNCHERS.items():
-        codes = train(write_config(folders[name], inputs, **options), world_size)
-        assert set(codes) == {0}, (folders[name] / "0.log").read_text()[-3000:]
-    return folders
+
+    @cache
+    def folder_of(name: str) -> Path:
+        world_size, options = LAUNCHERS[name]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        codes = train(write_config(folder, inputs, **options), world_size)
+        assert set(codes) == {0}, (folder / "0.log").read_text()[-3000:]
+        return folder
+
+    return folder_of
 
 
 def states(folder: Path) -> dict[str, bytes]:
@@ -65,8 +72,8 @@ def test_run_goes_on_as_if_it_had_not_been_interrupted(interruption, undisturbed
     assert train(config, **how) == [code]
     assert saved_steps(tmp_path)[-1] == newest
     assert train(config) == [0]
-    assert losses(tmp_path) == losses(undisturbed["one process"])
-    assert states(tmp_path) == states(undisturbed["one process"])
+    assert losses(tmp_path) == losses(undisturbed("one process"))
+    assert states(tmp_path) == states(undisturbed("one process"))
 
 
 @pytest.mark.parametrize("name", ["two processes", "zero3 on two"])
@@ -79,8 +86,8 @@ def test_run_goes_on_where_one_of_its_processes_was_told_to_stop(
     assert train(config, world_size, Signal(signal.SIGTERM, step=6, rank=1)) == [75, 75]
     assert saved_steps(tmp_path) == [4, 6]
     assert train(config, world_size) == [0, 0]
-    assert losses(tmp_path) == losses(undisturbed[name])
-    assert states(tmp_path) == states(undisturbed[name])
+    assert losses(tmp_path) == losses(undisturbed(name))
+    assert states(tmp_path) == states(undisturbed(name))
 
 
 def test_resumed_run_saves_and_logs_as_its_config_says_now(inputs, tmp_path):

@@ -33,7 +33,7 @@ CONTEXT.set_forkserver_preload(["tests.trainer.preloaded"])
 
 @dataclass(frozen=True)
 class Signal:
-    """A signal that a training process of `rank` sends itself while it makes step `step`.
+    """A signal that a training process of `rank` sends itself while it makes, or saves, a step.
 
     With `group` all processes that it started get it too, as from torchrun and from Slurm.
     """
@@ -42,6 +42,7 @@ class Signal:
     step: int
     rank: int = 0
     group: bool = False
+    saving: bool = False
 
     def send(self) -> None:
         (os.killpg if self.group else os.kill)(os.getpid(), self.number)
@@ -104,7 +105,9 @@ def start(
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world_size > 1 else {}
         own_signal = sent if sent and sent.rank == rank else None
         processes.append(
-            CONTEXT.Process(target=_train, args=(config, rank, world_size, own_signal, common | own))
+            CONTEXT.Process(
+                target=_train, args=(config, rank, world_size, own_signal, common | own)
+            )
         )
         processes[-1].start()
     return processes
@@ -139,10 +142,15 @@ def _train(
 
     class Sender(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == sent.step - 1:
+            if state.global_step == sent.step - 1 and not sent.saving:
+                sent.send()
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == sent.step and sent.saving:
                 sent.send()
 
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
     os.environ |= variables
     log = os.open(config.parent / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)

@@ -34,7 +34,9 @@ def start(record, text):
     """Start a launch script as a driver does."""
     launch = write_launch(record.parent, text)
     with local.claim(record.parent) as claimed:
-        return local.start(["bash", launch], record, record.parent / "logs" / "trainer.log", claimed)
+        return local.start(
+            ["bash", launch], record, record.parent / "logs" / "trainer.log", claimed
+        )
 
 
 def output(record):
@@ -98,7 +100,8 @@ DRIVER = """
 from sft import local
 folder = Path(sys.argv[1])
 with local.claim(folder) as claimed:
-    process = local.start(["bash", folder / "launch.sh"], folder / "process", folder / "log", claimed)
+    command = ["bash", folder / "launch.sh"]
+    process = local.start(command, folder / "process", folder / "log", claimed)
 wait()
 """
 
