@@ -9,7 +9,7 @@ TRAINER := .venv-llamafactory
 DEMO_MODEL := demo/smollm2-135m
 PROFILE := profiles/localhost
 
-.PHONY: setup run test check shellcheck chromium clean
+.PHONY: setup run test check shellcheck chromium slurm clean
 .DELETE_ON_ERROR:
 
 setup: .venv/made
@@ -50,7 +50,7 @@ check: .venv/made .tokenizers/made
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/workflow/test_lint.py
 
-test: shellcheck chromium check $(TRAINER)/made $(DEMO_MODEL)/config.json
+test: shellcheck chromium slurm check $(TRAINER)/made $(DEMO_MODEL)/config.json
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
 	$(BIN)/python -m pytest -q tests/workflow tests/browser tests/e2e
 
@@ -61,6 +61,11 @@ shellcheck:
 chromium:
 	command -v chromedriver || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends chromium chromium-driver; } || true
+
+slurm:
+	command -v slurmctld || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends \
+	    slurmctld slurmd slurmdbd slurm-client munge mariadb-server; } || true
 
 clean:
 	rm -rf .venv $(TRAINER) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache

@@ -228,7 +228,7 @@ class Attempt:
             **{"series": self.series, "world_size": run.world_size},
             **{"num_nodes": len(place.nodes), "nodes": list(place.nodes)},
             **{"resumed": resumed.name if resumed else None, "from_step": step_of(resumed)},
-            "put_aside": put_aside,
+            **{"put_aside": put_aside, "next_job": self.next_job},
             **{"log": str(run.log), "log_start": run.log.stat().st_size if run.log.exists() else 0},
         }
         begin(run.checkpoints, note)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sft import slurm
-from sft.attempts import begin, end, list_attempts, newest_series, submitted_jobs
+from sft.attempts import begin, end, list_attempts, newest_series, of_series, submitted_jobs
+from sft.chain import may_go_on
 from sft.checkpoint import finished_folder, newest_complete_checkpoint, step_of
 from sft.endings import Ending, Kind, judge_ending
 from sft.errors import SftError
@@ -117,10 +118,14 @@ def _count_job_without_attempt(checkpoints: Path, logs: Path, own: str) -> None:
     job_id = next(reversed(submitted_jobs(checkpoints)), None)
     if not job_id or job_id in known or job_id == own:
         return
+    newest = newest_complete_checkpoint(checkpoints)
+    if attempts and job_id == attempts[-1]["next_job"]:
+        chain = of_series(attempts, newest_series(attempts))
+        if not may_go_on(chain, False, step_of(newest)).go:
+            return  # that attempt cancelled it
     told = slurm.ask_end(job_id)
     if told is None or told.state.split()[0] not in slurm.ENDED - {"COMPLETED"}:
         return  # it waits, or it began, saw that nothing was to be done, and left
-    newest = newest_complete_checkpoint(checkpoints)
     log = logs / f"slurm-{job_id}.log"
     attempt = {
         **{"id": job_id, "launcher": "slurm", "job_id": job_id},
@@ -128,7 +133,7 @@ def _count_job_without_attempt(checkpoints: Path, logs: Path, own: str) -> None:
         "started": utc(log.stat().st_mtime) if log.exists() else now(),
         **{"world_size": None, "num_nodes": None, "nodes": slurm.list_nodes(told.nodes)},
         **{"resumed": newest.name if newest else None, "from_step": step_of(newest)},
-        "put_aside": [],
+        **{"put_aside": [], "next_job": None},
         **{"log": str(log), "log_start": 0},
     }
     begin(checkpoints, attempt)

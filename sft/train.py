@@ -164,7 +164,7 @@ def _note_completion(run: Path, checkpoints: Path, world_size: int) -> None:
             **{"id": "by-hand", "launcher": "local", "job_id": None, "series": 1},
             **{"started": utc(finished_s - taken_s), "world_size": world_size},
             **{"num_nodes": None, "nodes": [], "resumed": None, "from_step": 0},
-            "put_aside": [],
+            **{"put_aside": [], "next_job": None},
             **{"log": str(run / "logs" / "trainer.log"), "log_start": 0},
         }
         begin(checkpoints, attempt)

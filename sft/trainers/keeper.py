@@ -38,7 +38,6 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 UNFINISHED = os.EX_TEMPFAIL  # 75: a checkpoint is there, and another attempt goes on from it
@@ -54,7 +53,7 @@ LOGGED = ("loss", "grad_norm", "learning_rate", "epoch")
 SENTENCES = {
     "job_end": "stopped before the end of the job at {at}; checkpoint-{step} is complete",
     "told": "stopped on SIGTERM at {at}; checkpoint-{step} is complete",
-    "diverged": "stopped at {at}: loss, gradients or weights are not finite; nothing is saved",
+    "diverged": "stopped at {at}: loss or gradients are not finite; this state is not saved",
 }
 
 
@@ -174,7 +173,7 @@ class Keeper(TrainerCallback):
         if self._ask(args, state, control) >= Wish.SAVE:
             control.should_save = True
         if control.should_save or is_last(state):
-            self._refuse_ruins(args, control, kwargs["model"])
+            control.should_log = True  # which tells whether the state is worth keeping
 
     def on_log(
         self,
@@ -191,10 +190,14 @@ class Keeper(TrainerCallback):
         self.unlogged.clear()
         finite = all(math.isfinite(logs[key]) for key in ("loss", "grad_norm") if key in logs)
         skipped = args.fp16 and kwargs["optimizer"].step_was_skipped  # the weights are untouched
-        ruined = agree(args, not finite and not skipped)
-        self.ruined_logs = self.ruined_logs + 1 if ruined else 0
-        if self.ruined_logs == RUINED_LOGS:
-            self._give_up(control)
+        if agree(args, not finite and not skipped):
+            self.ruined_logs += 1
+            control.should_save = False
+            if self.ruined_logs == RUINED_LOGS or self.stopping or is_last(state):
+                self.stopping = "diverged"
+                control.should_training_stop = True
+        else:
+            self.ruined_logs = 0
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -212,7 +215,7 @@ class Keeper(TrainerCallback):
             self._leave(args, state)
         if control.should_save:  # save_strategy: epoch
             self.save_began = time.monotonic()
-            self._refuse_ruins(args, control, kwargs["model"])
+            control.should_log = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -221,17 +224,6 @@ class Keeper(TrainerCallback):
             self._leave(args, state)
         if is_last(state):
             self._note("end", state)
-
-    def _refuse_ruins(
-        self, args: TrainingArguments, control: TrainerControl, model: torch.nn.Module
-    ) -> None:
-        if agree(args, not is_finite(model)):
-            self._give_up(control)
-
-    def _give_up(self, control: TrainerControl) -> None:
-        self.stopping = "diverged"
-        control.should_save = False
-        control.should_training_stop = True
 
     def _ask(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> Wish:
         """What all do now; where that is to stop, the trainer's loop is told to end."""
@@ -296,19 +288,6 @@ def tell_torchrun(sentence: str) -> None:
         reply = {"message": {"message": sentence, "extraInfo": extra}}
         with suppress(FileNotFoundError):  # a launch script that was told too removes its TMPDIR
             Path(path).write_text(json.dumps(reply))
-
-
-def is_finite(model: torch.nn.Module) -> bool:
-    """Whether all that this process holds of the trained weights are numbers."""
-    trained = (each for each in model.parameters() if each.requires_grad)
-    return all(bool(held(each).isfinite().all()) for each in trained)
-
-
-def held(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The part of a parameter that lies in this process, under ZeRO-3 and FSDP too."""
-    if isinstance(parameter, DTensor):
-        return parameter.to_local()
-    return getattr(parameter, "ds_tensor", parameter)
 
 
 def is_last(state: TrainerState) -> bool:

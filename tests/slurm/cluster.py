@@ -35,7 +35,7 @@ from tests.slurm.config import (
 )
 
 WAIT_S = 60
-STOP_S = 15
+STOP_S = 5
 # AF_UNIX paths end at 108 bytes; the longest is a step's socket below spool/<node>/.
 LONGEST_FOLDER = 108 - 1 - len(f"/spool/{JUPITER[0]}/{JUPITER[0]}_12345678.4294967291")
 COMMANDS = {
@@ -78,6 +78,7 @@ class Cluster:
         cluster._refuse()
         try:
             cluster._write_files(accounting)
+            cluster._mount_small_disk()
             cluster._start_munge()
             if accounting:
                 cluster._start_database()
@@ -103,6 +104,8 @@ class Cluster:
             self._end(f"node-{node}", signal.SIGKILL)
         for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
             self._end(name, signal.SIGTERM)
+        if self.small_disk.is_mount():
+            self.ask("umount", "--lazy", str(self.small_disk))
         # A process leaves its cgroup a moment after its namespaces.
         self._wait_until(self._cgroups_are_removed, "its cgroups are empty", STOP_S)
         for child in self.children:
@@ -117,6 +120,15 @@ class Cluster:
     @property
     def slurm_conf(self) -> Path:
         return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def small_disk(self) -> Path:
+        """A folder with a file system of its own that the host and all nodes see."""
+        return self.folder / "small"
+
+    def resize_small_disk(self, megabytes: int) -> None:
+        """Set how much the small disk holds; nothing of what lies there is lost."""
+        self.ask("mount", "-o", f"remount,size={megabytes}m", str(self.small_disk))
 
     @property
     def accounting(self) -> bool:
@@ -264,6 +276,11 @@ class Cluster:
         for name, text in config_files(self.folder, accounting, cgroups).items():
             (etc / name).write_text(text)
             (etc / name).chmod(MODES.get(name, 0o644))
+
+    def _mount_small_disk(self) -> None:
+        """Mount what nodes can see too: they get the mounts that there are when they start."""
+        self.small_disk.mkdir(exist_ok=True)
+        self.ask("mount", "-t", "tmpfs", "-o", "size=1m", "small", str(self.small_disk))
 
     def _make_cgroups(self) -> None:
         """Make cgroups of the cluster's own: Slurm names a node's alike, whatever the cluster."""

@@ -88,7 +88,9 @@ from sft.request import Request
 
 changes = json.loads(sys.argv[1])
 catalog = read_catalog(read_config(Path("profiles/tiny")), ["tiny"])
-site = replace(catalog.site, **changes["site"])
+facts = changes["site"]
+variables = dict(catalog.site.variables) | facts.pop("variables", {})
+site = replace(catalog.site, variables=variables, **facts)
 row = catalog.experiments["one"]
 experiment = replace(
     row,
@@ -165,6 +167,7 @@ class Project:
 
 def make_project(root: Path, cluster: Cluster) -> Project:
     """Copy the checkout to `root`, with the site, the model and the table of the tests."""
+    root.mkdir(parents=True)
     ignored = shutil.ignore_patterns("__pycache__", "smollm2-135m", ".*")
     for part in PARTS:
         source = CHECKOUT / part
@@ -211,7 +214,7 @@ class Run:
     ) -> "Run":
         """Render the run as a row of the table, with changes of its config and the site's facts.
 
-        `request` changes what its jobs ask Slurm for. A key of `config` that is None is left out.
+        `request` changes what its jobs ask Slurm for; `variables` are more of the site's. A key of `config` that is None is left out.
         """
         changes = {
             **{"name": self.name, "num_nodes": num_nodes, "config": config or {}, "site": facts},

@@ -2,16 +2,18 @@
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm import cluster as cluster_module
-from tests.slurm.cluster import Cluster, Job
+from tests.slurm.cluster import Cluster, missing
 from tests.slurm.config import JUPITER, LEONARDO, SUSPENDED_ACCOUNT, VISTA
 from tests.unit.killing import wait_until
 
-ENDS = ("COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
+Faults = tuple[Cluster, dict[str, str]]
 QUIET = ("--output=/dev/null", "--mem=100")
 SLEEP = (*QUIET, "--wrap=sleep 600")
 
@@ -43,6 +45,34 @@ def submit_running(cluster: Cluster, *arguments: str, step: bool = True) -> str:
 def command_line(*arguments: object) -> str:
     command = [sys.executable, "-m", "tests.slurm.cluster", *map(str, arguments)]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_faults() -> Iterator[Faults]:
+    """A second cluster, and its jobs by the fault that will end each in about half a minute.
+
+    They are brought about before the first test and looked at in the last ones.
+    """
+    if reason := missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
+        cluster = Cluster.start(Path(folder), accounting=False)
+        try:
+            yield cluster, bring_about_faults(cluster)
+        finally:
+            cluster.stop()
+
+
+def bring_about_faults(cluster: Cluster) -> dict[str, str]:
+    # A step would end in the grace time of a preemption, and its job as FAILED.
+    requeued = submit_running(cluster, "--partition=low", f"--nodelist={JUPITER[0]}", step=False)
+    cancelled = submit_running(
+        cluster, "--partition=low_cancel", f"--nodelist={JUPITER[1]}", step=False
+    )
+    on_dead_node = submit_running(cluster, "--no-requeue", f"--nodelist={LEONARDO[0]}")
+    cluster.kill_slurmd(LEONARDO[0])
+    cluster.submit("--partition=high", "--nodes=2", "--exclusive", *SLEEP)
+    return {"requeue": requeued, "cancel": cancelled, "killed slurmd": on_dead_node}
 
 
 def test_two_nodes_of_a_job_have_host_names_of_their_own(cluster: Cluster) -> None:
@@ -102,39 +132,6 @@ def test_what_a_job_leaves_running_is_killed_when_it_ends(cluster: Cluster) -> N
     cluster.wait_for_job(job, "COMPLETED")
     cluster.wait_idle()
     assert not [line for line in processes(cluster.folder) if "left-by-a-job" in line]
-
-
-@pytest.fixture(scope="module")
-def endings(session_cluster: Cluster) -> dict[str, Job]:
-    """How jobs end by faults that are slow to take effect, all brought about at the same time."""
-    cluster, node = session_cluster, LEONARDO[0]
-    low = [("low", JUPITER[0]), ("low_cancel", JUPITER[1])]
-    jobs = {
-        # A step would end in the grace time, and its job as FAILED.
-        partition: submit_running(
-            cluster, f"--partition={partition}", f"--nodelist={on}", step=False
-        )
-        for partition, on in low
-    }
-    jobs["killed slurmd"] = submit_running(cluster, "--no-requeue", f"--nodelist={node}")
-    cluster.kill_slurmd(node)
-    cluster.submit("--partition=high", "--nodes=2", "--exclusive", *SLEEP)
-    ends = {job: cluster.wait_for_job(job, "PENDING", *ENDS) for job in jobs.values()}
-    return {name: ends[job] for name, job in jobs.items()}
-
-
-def test_preemption_requeues_in_one_partition(endings: dict[str, Job]) -> None:
-    assert endings["low"][:2] == ("PENDING", "BeginTime")
-
-
-def test_preemption_cancels_in_another(endings: dict[str, Job]) -> None:
-    assert endings["low_cancel"].state == "PREEMPTED"
-
-
-def test_a_killed_slurmd_fails_the_node_of_its_job(
-    endings: dict[str, Job], cluster: Cluster
-) -> None:
-    assert endings["killed slurmd"][:2] == ("NODE_FAIL", "NodeDown")
 
 
 def test_a_node_that_is_set_down_fails_its_job_at_once(cluster: Cluster) -> None:
@@ -205,3 +202,20 @@ def test_a_folder_too_deep_for_sockets_is_refused(short_folder: Path) -> None:
     deep = short_folder / ("x" * 60)
     with pytest.raises(ValueError, match="take a shorter folder"):
         Cluster.start(deep)
+
+
+def test_preemption_requeues_in_one_partition(slow_faults: Faults) -> None:
+    cluster, jobs = slow_faults
+    wait_until(lambda: "Restarts=1" in cluster.ask("scontrol", "show", "job", jobs["requeue"]))
+
+
+def test_preemption_cancels_in_another(slow_faults: Faults) -> None:
+    cluster, jobs = slow_faults
+    cluster.wait_for_job(jobs["cancel"], "PREEMPTED")
+
+
+def test_a_killed_slurmd_fails_the_node_of_its_job(
+    slow_faults: Faults,
+) -> None:
+    cluster, jobs = slow_faults
+    assert cluster.wait_for_job(jobs["killed slurmd"], "NODE_FAIL").reason == "NodeDown"

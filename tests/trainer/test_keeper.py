@@ -185,7 +185,8 @@ def test_save_of_an_earlier_attempt_tells_how_long_one_takes(inputs, tmp_path):
 
 def test_sigterm_to_all_processes_of_a_run_leaves_a_checkpoint(inputs, tmp_path):
     workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
-    config = write_config(tmp_path, inputs, **workers)
+    # Steps long enough for the trainer to see that its workers died.
+    config = write_config(tmp_path, inputs, gradient_accumulation_steps=32, **workers)
 
     assert train(config, sent=Signal(SIGTERM, step=3, group=True)) == [75]
     assert saved_steps(tmp_path) == [3]
@@ -237,9 +238,16 @@ def test_run_whose_loss_is_not_a_number_stops(world_size, options, poisoned, tmp
     assert not has_finished(tmp_path)
 
 
-def test_weights_that_are_no_numbers_are_not_saved(inputs, tmp_path):
-    config = write_config(tmp_path, inputs, learning_rate=1e39, save_steps=1)
-
-    assert train(config) == [76]
-    assert whats(tmp_path) == ["begin", "log", "stop"]
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({"save_steps": 1, "logging_steps": 5}, {}),
+        ({"max_steps": 1}, {}),
+        ({}, {"SFT_JOB_END": time.time() + 1000, "SFT_SAVE_GUESS_S": LONG_S}),
+    ],
+    ids=["between logs", "at the last step", "at the end of the job"],
+)
+def test_ruined_state_is_never_saved(options, limits, poisoned, tmp_path):
+    assert train(write_config(tmp_path, poisoned, **options), **limits) == [76]
     assert saved_steps(tmp_path) == []
+    assert not has_finished(tmp_path)

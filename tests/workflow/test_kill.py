@@ -213,7 +213,10 @@ def test_registry_has_the_rows_of_an_undisturbed_run(killed, undisturbed):
 
 
 def test_no_file_is_left_over(killed, undisturbed):
-    assert files(killed.results) == files(undisturbed.results)
+    def without_attempts(project: Stub) -> set[str]:  # which are named by processes
+        return {each for each in files(project.results) if "/attempts/" not in each}
+
+    assert without_attempts(killed) == without_attempts(undisturbed)
 
 
 def test_snakemake_has_no_lock_and_no_incomplete_file(killed):
@@ -231,7 +234,7 @@ def test_training_starts_again_where_it_was_killed_and_never_twice(killed):
 def test_attempts_tell_what_happened(killed):
     [checkpoints] = (killed.results / "runs" / "killed" / "checkpoints").iterdir()
     assert [each["ending"] for each in read_json(checkpoints / "attempts.json")] == [
-        "lost: its driver was killed and it ended unseen",
+        "lost",
         "completed",
     ]
 

@@ -12,6 +12,19 @@ source FILL_IN/bin/activate otagent
 export PYTHONPATH=/repository
 set -u
 
+# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
+TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
+export TMPDIR
+# /tmp holds 9.6 GB here: large temporary files go where there is room, each node's to its own.
+SPILL=/leonardo_work/FILL_IN/spill/${SLURM_JOB_ID:-$$}-${SLURM_NODEID:-0}
+mkdir -p "$SPILL"
+trap 'rm -rf "$TMPDIR" "$SPILL"' EXIT
+# Caches that each process writes: shared ones are torn by many nodes at once.
+export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
+export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
+export WANDB_DIR=/runs/r/logs
+
+# What is set here wins over all of the above.
 export HF_HUB_OFFLINE=1
 export HF_DATASETS_OFFLINE=1
 export TRANSFORMERS_OFFLINE=1
@@ -25,17 +38,6 @@ export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=600
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 export PYTHONFAULTHANDLER=1
 
-# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
-TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
-export TMPDIR
-# /tmp holds 9.6 GB here: large temporary files go where there is room, each node's to its own.
-SPILL=/leonardo_work/FILL_IN/spill/${SLURM_JOB_ID:-$$}-${SLURM_NODEID:-0}
-mkdir -p "$SPILL"
-trap 'rm -rf "$TMPDIR" "$SPILL"' EXIT
-# Caches that each process writes: shared ones are torn by many nodes at once.
-export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
-export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
-export WANDB_DIR=/runs/r/logs
 
 if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
   read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

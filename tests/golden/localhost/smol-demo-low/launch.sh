@@ -10,13 +10,6 @@ source /repository/.venv-llamafactory/bin/activate
 export PYTHONPATH=/repository
 set -u
 
-export WANDB_MODE=disabled
-export OMP_NUM_THREADS=2
-export TOKENIZERS_PARALLELISM=false
-export PYTHONUNBUFFERED=1
-export SFT_ON_CPU=1
-export OMP_WAIT_POLICY=passive
-
 # AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
 TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
 export TMPDIR
@@ -25,6 +18,15 @@ trap 'rm -rf "$TMPDIR"' EXIT
 # Caches that each process writes: shared ones are torn by many nodes at once.
 export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
 export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
+
+# What is set here wins over all of the above.
+export WANDB_MODE=disabled
+export OMP_NUM_THREADS=2
+export TOKENIZERS_PARALLELISM=false
+export PYTHONUNBUFFERED=1
+export SFT_ON_CPU=1
+export OMP_WAIT_POLICY=passive
+
 
 python -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 1 &
 trainer=$! told=yes

@@ -12,6 +12,16 @@ source FILL_IN/bin/activate otagent
 export PYTHONPATH=/repository
 set -u
 
+# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
+TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
+export TMPDIR
+SPILL=$TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+# Caches that each process writes: shared ones are torn by many nodes at once.
+export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
+export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
+
+# What is set here wins over all of the above.
 export HF_HOME=/FILL_IN/hf
 export WANDB_MODE=disabled
 export OMP_NUM_THREADS=72
@@ -23,14 +33,6 @@ export NCCL_IB_TIMEOUT=23
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export PYTHONFAULTHANDLER=1
 
-# AF_UNIX paths end at 108 bytes, so sockets need a short TMPDIR; it is this job's own.
-TMPDIR=$(mktemp -d /tmp/sft.XXXXXX)
-export TMPDIR
-SPILL=$TMPDIR
-trap 'rm -rf "$TMPDIR"' EXIT
-# Caches that each process writes: shared ones are torn by many nodes at once.
-export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
-export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
 
 if [ -n "${SLURM_JOB_NODELIST:-}" ]; then
   read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
