@@ -73,6 +73,8 @@ def _command(site: Site, num_nodes: int, module: str, arguments: list[str]) -> s
             '--rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-$$}" '
             '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"'
         )
+        # Without it, a node compares the endpoint's name with its own, which a suffix changes.
+        lines.append('--rdzv-conf "is_host=$((${SLURM_NODEID:-0} == 0))"')
     lines.append(f"-m {shlex.join([module, *arguments])}")
     return " \\\n  ".join(lines)
 

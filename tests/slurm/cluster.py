@@ -15,6 +15,7 @@ With `SLURM_CONF=FOLDER/etc/slurm.conf` in the environment, sbatch, squeue and s
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -346,7 +347,8 @@ class Cluster:
             return
         for command in accounting_commands(self.folder):
             done = self.run("sacctmgr", "--immediate", *command)
-            if done.returncode and "Nothing new added" not in done.stdout:
+            # A start that was interrupted may have made a part of them.
+            if done.returncode and not re.search("already exists|Nothing new added", done.stdout):
                 raise RuntimeError(f"sacctmgr {' '.join(command)}: {done.stdout}{done.stderr}")
         made.touch()
 

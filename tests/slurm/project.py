@@ -13,13 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sft.attempts import list_attempts
+from sft.attempts import list_attempts, submitted_jobs
 from sft.files import hash_file, read_json, write_yaml
 from sft.progress import read_events
+from sft.slurm import job_name
 from tests.slurm.cluster import Cluster
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -100,7 +103,7 @@ experiment = replace(
 )
 runs = Path("results/runs").resolve()
 folder = runs / changes["name"]
-checkpoints = folder / "checkpoints" / "0123abcd"
+checkpoints = folder / "checkpoints" / changes["fingerprint"]
 checkpoints.mkdir(parents=True, exist_ok=True)
 (folder / "logs").mkdir(exist_ok=True)
 batch = derive_batch(experiment, site)
@@ -117,14 +120,16 @@ facts = {"world_size": batch.world_size, "keep": kept_checkpoints(experiment)}
 write_json(folder / "driver.json", facts)
 """
 DRIVER = """
-import sys
+import json, sys
 from pathlib import Path
+from sft import links
 from sft.files import read_json
 from sft.site import Site
 from sft.step import step_log
 from sft.train import train
 
 run = Path(sys.argv[1])
+vars(links).update(json.loads(sys.argv[2]))
 facts = read_json(run / "driver.json")
 with step_log(f"{run}/logs/train.log", "train"):
     train(Site("tiny", launcher="slurm"), run, facts["world_size"], facts["keep"])
@@ -152,11 +157,15 @@ class Project:
         """Start `python -m sft`."""
         return self.start([sys.executable, "-m", "sft", *arguments, "--profile", "profiles/tiny"])
 
-    def start(self, command: list[str]) -> subprocess.Popen:
+    def start(self, command: list[str], path: Path | None = None) -> subprocess.Popen:
+        """Start a command; what lies in the folder `path` goes before commands of that name."""
+        variables = self.environment()
+        if path:
+            variables["PATH"] = f"{path}:{variables['PATH']}"
         return subprocess.Popen(
             command,
             cwd=self.root,
-            env=self.environment(),
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -195,7 +204,9 @@ class Run:
 
     project: Project
     name: str
+    fingerprint: str = "0123abcd"
     drivers: list[subprocess.Popen] = field(default_factory=list)
+    temporary: set[str] = field(default_factory=set)
 
     @property
     def folder(self) -> Path:
@@ -203,7 +214,11 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "checkpoints" / "0123abcd"
+        return self.folder / "checkpoints" / self.fingerprint
+
+    @property
+    def job_name(self) -> str:
+        return job_name(self.checkpoints)
 
     def render(
         self,
@@ -214,11 +229,12 @@ class Run:
     ) -> "Run":
         """Render the run as a row of the table, with changes of its config and the site's facts.
 
-        `request` changes what its jobs ask Slurm for; `variables` are more of the site's. A key of `config` that is None is left out.
+        `request` changes what its jobs ask Slurm for; `variables` are more of the site's. A key of
+        `config` that is None is left out.
         """
         changes = {
             **{"name": self.name, "num_nodes": num_nodes, "config": config or {}, "site": facts},
-            "request": REQUEST | (request or {}),
+            **{"request": REQUEST | (request or {}), "fingerprint": self.fingerprint},
         }
         done = subprocess.run(
             [sys.executable, "-c", RENDER, json.dumps(changes)],
@@ -231,9 +247,10 @@ class Run:
         assert done.returncode == 0, done.stderr
         return self
 
-    def start(self) -> subprocess.Popen:
-        """Start a driver."""
-        driver = self.project.start([sys.executable, "-c", DRIVER, str(self.folder)])
+    def start(self, path: Path | None = None, **constants: float) -> subprocess.Popen:
+        """Start a driver, with other constants of `sft.links`; see `Project.start` for `path`."""
+        command = [sys.executable, "-c", DRIVER, str(self.folder), json.dumps(constants)]
+        driver = self.project.start(command, path)
         self.drivers.append(driver)
         return driver
 
@@ -258,6 +275,37 @@ class Run:
     def wait_for_step(self, step: int) -> None:
         """Wait until the trainer has done a step."""
         self.wait(lambda: self.last_step() >= step, f"step {step} was not reached")
+        self.temporary.update(_temporary_folders(self.job_name))
+
+    def wait_to_say(self, text: str, times: int = 1, wait_s: float = WAIT_S) -> None:
+        """Wait until the drivers have said something so often."""
+        log = self.folder / "logs" / "train.log"
+
+        def has_said() -> bool:
+            return log.exists() and log.read_text().count(text) >= times
+
+        self.wait(has_said, f"no driver said {text!r}", wait_s)
+
+    def queued(self, *states: str) -> list[str]:
+        """The ids of the run's jobs in the queue, of those in the states where any are given."""
+        command = ["squeue", "--noheader", f"--name={self.job_name}", "--format=%i|%T"]
+        rows = [line.split("|") for line in self.project.cluster.ask(*command).splitlines()]
+        return [job for job, state in rows if not states or state in states]
+
+    def check_traces(self) -> None:
+        """Assert what holds after every fault, once the run is at rest.
+
+        Attempts came one after the other, each job's id was kept, and nothing is left behind.
+        """
+        self.wait(lambda: not self.queued(), f"{self.name} has jobs in the queue")
+        attempts = self.attempts()
+        for before, after in pairwise(attempts):
+            assert before["finished"] <= after["started"], (before, after)
+        command = ["squeue", "--noheader", "--states=all", f"--name={self.job_name}", "--format=%i"]
+        known = set(self.project.cluster.ask(*command).split())
+        assert known <= set(submitted_jobs(self.checkpoints)), known
+        left = [folder for folder in self.temporary if Path(folder).exists()]
+        assert not left, left
 
     def last_step(self) -> int:
         """The highest step that the trainer has done."""
@@ -292,3 +340,22 @@ class Run:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.communicate()
+
+
+def _temporary_folders(job_name: str) -> set[str]:
+    """The TMPDIR of each process of the jobs of that name."""
+    mark, found = f"SLURM_JOB_NAME={job_name}".encode(), set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended
+            variables = path.read_bytes().split(b"\0")
+            folders = {each.decode() for each in variables if each.startswith(b"TMPDIR=/tmp/sft.")}
+            found |= folders if mark in variables else set()
+    return {folder.removeprefix("TMPDIR=") for folder in found}
+
+
+def occupy_nodes(cluster: Cluster) -> str:
+    """The id of a job that has all nodes of the trainings' partition for itself."""
+    nodes = ("--partition=boost_usr_prod", "--nodes=4", "--exclusive", "--time=60")
+    job = cluster.submit("--job-name=blocker", *nodes, "--output=/dev/null", "--wrap=sleep 3600")
+    cluster.wait_for_job(job, "RUNNING")
+    return job

@@ -45,7 +45,11 @@ class Signal:
     saving: bool = False
 
     def send(self) -> None:
-        (os.killpg if self.group else os.kill)(os.getpid(), self.number)
+        if not self.group:
+            os.kill(os.getpid(), self.number)
+        elif os.fork() == 0:  # a worker of a DataLoader obeys its own process otherwise
+            os.killpg(os.getpgrp(), self.number)
+            os._exit(0)
 
 
 def make_inputs(folder: Path) -> None:

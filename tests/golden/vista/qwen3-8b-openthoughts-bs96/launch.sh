@@ -45,6 +45,7 @@ MASTER_PORT=$((16000 + ${SLURM_JOB_ID:-$$} % 16000))
 python -m torch.distributed.run \
   --nnodes 4 --nproc-per-node 1 \
   --rdzv-backend c10d --rdzv-id "${SLURM_JOB_ID:-$$}" --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" \
+  --rdzv-conf "is_host=$((${SLURM_NODEID:-0} == 0))" \
   -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 4 &
 trainer=$! told=yes
 
