@@ -12,11 +12,17 @@ from tests.slurm.faults import check_row
 from tests.slurm.project import Project, Run, make_project
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip this folder's tests where no cluster can be started; the reason is one line a file."""
+    if reason := missing():
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(scope="session")
 def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The cluster, with accounting. Its folder stays where a test failed: its log/ says more."""
-    if reason := missing():
-        pytest.skip(reason)
     # Not pytest's own folder: the paths of sockets have to be short.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     cluster = Cluster.start(folder)
@@ -38,8 +44,6 @@ def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A new folder whose path is short enough for a cluster of the test's own."""
-    if reason := missing():
-        pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         yield Path(folder)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import cluster as cluster_module
-from tests.slurm.cluster import Cluster, missing
+from tests.slurm.cluster import Cluster
 from tests.slurm.config import JUPITER, LEONARDO, SUSPENDED_ACCOUNT, VISTA
 from tests.unit.killing import wait_until
 
@@ -53,8 +53,6 @@ def slow_faults() -> Iterator[Faults]:
 
     They are brought about before the first test and looked at in the last ones.
     """
-    if reason := missing():
-        pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         cluster = Cluster.start(Path(folder), accounting=False)
         try:

@@ -14,6 +14,7 @@ from sft.checkpoint import (
     finished_folder,
     is_complete_run,
     newest_complete_checkpoint,
+    prune_checkpoints,
     resume_fault,
     set_aside_broken_checkpoints,
     weights_folder,
@@ -21,6 +22,7 @@ from sft.checkpoint import (
 from sft.errors import SftError
 from sft.shards import read_shards
 from sft.weights import count_parameters, read_weights_index, weights_dtype
+from tests.workflow import stub_trainer
 
 CONFIG = {"vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 2}
 SHAPES = {
@@ -496,3 +498,47 @@ def test_a_run_killed_before_its_root_was_saved_is_found_in_its_last_checkpoint(
 def test_a_run_with_an_earlier_checkpoint_is_not_finished(tmp_path):
     write_state(write_checkpoint(tmp_path, 100), 100, 200)
     assert finished_folder(tmp_path) is None
+
+
+# --- old checkpoints -----------------------------------------------------------------------------
+
+
+def write_checkpoints(folder, *steps):
+    for step in steps:
+        stub_trainer.write_checkpoint(folder / f"checkpoint-{step}", step)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_newest_whole_checkpoints_stay(tmp_path):
+    write_checkpoints(tmp_path, 2, 4, 6, 10)
+
+    assert prune_checkpoints(tmp_path, keep=2) == ["checkpoint-4", "checkpoint-2"]
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-6"]
+
+
+def test_checkpoint_that_is_being_written_takes_no_whole_ones_place(tmp_path):
+    write_checkpoints(tmp_path, 2, 4)
+    (tmp_path / "checkpoint-6").mkdir()
+
+    assert prune_checkpoints(tmp_path, keep=1) == ["checkpoint-2"]
+    assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_nothing_is_deleted_where_too_few_are_whole(tmp_path):
+    write_checkpoints(tmp_path, 2)
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-6").mkdir()
+
+    assert prune_checkpoints(tmp_path, keep=2) == []
+    assert len(names(tmp_path)) == 3
+
+
+def test_what_a_killed_deletion_left_goes_with_the_next(tmp_path):
+    write_checkpoints(tmp_path, 2)
+    (tmp_path / "pruned-checkpoint-1").mkdir()
+    prune_checkpoints(tmp_path, keep=1)
+
+    assert names(tmp_path) == ["checkpoint-2"]
