@@ -193,9 +193,9 @@ class Attempt:
         if not self.place.job_id:
             return
         try:
-            jobs = slurm.read_queue(0)[slurm.job_name(self.run.checkpoints)]
+            jobs = slurm.jobs_of_run(self.run.checkpoints, 0)
             waiting = [each.id for each in jobs if each.state == "PENDING"]
-        except (SftError, slurm.SlurmAway, KeyError):  # started by a script of another name
+        except (SftError, slurm.SlurmAway):
             waiting = []
         blamed = excluded_nodes(list_attempts(self.run.checkpoints))
         self.next_job = waiting[0] if waiting else self._submit(blamed)

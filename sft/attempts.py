@@ -4,7 +4,9 @@ Nobody writes into a file of another: a job that begins, and whoever finds out h
 jobs and drivers of several hosts need no lock. attempts.json is all of them for people to read.
 """
 
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sft.files import read_json, write_json
 from sft.receipt import now, utc
 from sft.step import log
 
+RESERVE_BYTES = 1 << 20
 UNFINISHED = {
     **{"finished": None, "ending": None, "text": None, "lines": []},
     **{"to_step": None, "exit_code": None, "blamed": [], "retry": None},
@@ -59,6 +62,17 @@ def begin(checkpoints: Path, attempt: Mapping[str, Any]) -> None:
     path = checkpoints / "attempts" / f"{attempt['id']}.json"
     write_json(path, {"started": now(), **attempt})
     _show(checkpoints)
+    reserve = _reserve(checkpoints)
+    reserve.mkdir(exist_ok=True)
+    (reserve / "room").write_bytes(os.urandom(RESERVE_BYTES))
+
+
+def _reserve(checkpoints: Path) -> Path:
+    """A folder of one file: room for the ending on a disk that the attempt fills to its end.
+
+    It also keeps two from a quota of files.
+    """
+    return checkpoints / "attempts" / "reserve"
 
 
 def end(
@@ -73,6 +87,7 @@ def end(
     path = checkpoints / "attempts" / f"{attempt_id}.ending.json"
     if path.exists():
         return
+    shutil.rmtree(_reserve(checkpoints), ignore_errors=True)
     content = {
         "finished": utc(finished_s) if finished_s else now(),
         "ending": ending.kind.value,
@@ -116,7 +131,7 @@ class Beginnings:
 def submitted_jobs(checkpoints: Path) -> list[str]:
     """The ids of all Slurm jobs that were submitted for a run, oldest first."""
     path = checkpoints / "jobs"
-    return path.read_text().split() if path.exists() else []
+    return sorted(path.read_text().split(), key=_numbers) if path.exists() else []
 
 
 def was_told(checkpoints: Path, attempt_id: str) -> bool:

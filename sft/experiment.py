@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from sft.errors import SftError, raise_faults
 from sft.files import parse_value
 from sft.mix import Mix
@@ -115,10 +113,9 @@ def read_table(path: Path) -> Table:
             faults += found
         else:
             whole[where] = cells
-    frame = pd.DataFrame(whole.values(), columns=columns)
     rows = [
-        Row(where, {column: cell for column, cell in cells.items() if cell})
-        for where, cells in zip(whole, frame.to_dict("records"), strict=True)
+        Row(where, {column: cell for column, cell in zip(columns, cells, strict=True) if cell})
+        for where, cells in whole.items()
     ]
     return Table(header, tuple(columns), tuple(rows), tuple(faults))
 

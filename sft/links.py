@@ -4,7 +4,10 @@ The jobs look after themselves (`sft.attempt`). A driver only starts the chain, 
 it goes, and may die at any moment.
 """
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,6 @@ class Links:
 
     def __init__(self, run: Path, checkpoints: Path, world_size: int) -> None:
         self.run, self.checkpoints, self.world_size = run, checkpoints, world_size
-        self.name = slurm.job_name(checkpoints)
         self.steps = StepLines(checkpoints / EVENTS)
         self.beginnings = Beginnings(checkpoints)
         self.said: dict[str, str] = {}
@@ -78,7 +80,7 @@ class Links:
 
     def _active(self, max_age_s: float) -> list[slurm.Job]:
         """The jobs of this run that wait or run; none only by an answer of this moment."""
-        jobs = slurm.read_queue(max_age_s).get(self.name, [])
+        jobs = slurm.jobs_of_run(self.checkpoints, max_age_s)
         active = [job for job in jobs if job.is_active]
         return active or (self._active(0) if max_age_s else [])
 
@@ -142,9 +144,10 @@ class Links:
         (self.run / "logs").mkdir(exist_ok=True)  # Slurm makes no folder for its log
         write_text(self.checkpoints / "driver", f"{this_process()}\n")
         try:
-            job = slurm.submit(
-                script, self.checkpoints / "jobs", ["--series", str(series)], exclude
-            )
+            with uninterrupted():  # a farewell has to name the job
+                job = slurm.submit(
+                    script, self.checkpoints / "jobs", ["--series", str(series)], exclude
+                )
         except SftError as error:
             if not any(word in str(error) for word in FULL):
                 raise SftError(
@@ -199,3 +202,18 @@ class Links:
             f"stopped following; job {ids} stays in the queue and goes on by itself. "
             f"Run again to follow it, or stop it with: scancel {ids}"
         )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C and SIGTERM off until what is done here is done."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, lambda number, _: came.append(number)) for each in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)

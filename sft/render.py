@@ -11,9 +11,9 @@ from sft.environment import run_in_environment
 from sft.errors import raise_faults
 from sft.experiment import Experiment
 from sft.fetch import verify_fetched
-from sft.files import read_yaml, write_json, write_text, write_yaml
+from sft.files import write_json, write_text, write_yaml
 from sft.identity import checkpoints_folder, earlier_world_size, fingerprint
-from sft.launch import launch_text, sbatch_text
+from sft.launch import launch_text, write_script
 from sft.limits import state_faults, world_size_faults
 from sft.plan import step_faults
 from sft.request import Request
@@ -70,14 +70,6 @@ def render(
     write_text(launch, launch_text(experiment, site, config.resolve()))
     launch.chmod(0o755)
     write_script(experiment, site, request, config)
-
-
-def write_script(experiment: Experiment, site: Site, request: Request, config: Path) -> None:
-    """Write train.sbatch beside a rendered config, where the site has Slurm."""
-    if site.launcher == "slurm":
-        checkpoints = Path(read_yaml(config)["output_dir"])
-        text = sbatch_text(experiment, site, request, checkpoints, config.resolve().parent)
-        write_text(config.with_name("train.sbatch"), text)
 
 
 def _faults(

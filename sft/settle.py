@@ -1,6 +1,8 @@
 """How attempts ended, also those that were killed before they could say it."""
 
+import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def judge_attempt(
     log = Path(attempt["log"])
     events = read_events(checkpoints, since=started_s)
     ended_s = log.stat().st_mtime if log.exists() else started_s
-    return judge_ending(
+    ending = judge_ending(
         slurm_state=told.state if told else None,
         exit_code=told.exit_code if told and exit_code is None else exit_code,
         log=read_log(log, attempt["log_start"]),
@@ -44,6 +46,11 @@ def judge_attempt(
         seconds=max(0.0, ended_s - started_s),
         failed_nodes=slurm.down_nodes(told.nodes) if told and told.state == "NODE_FAIL" else [],
     )
+    if ending.kind not in (Kind.DISK_FULL, Kind.QUOTA):
+        return ending
+    disk = shutil.disk_usage(checkpoints)
+    room = f"{disk.free / 1e9:.1f} of {disk.total / 1e9:.1f} GB are free"
+    return replace(ending, text=f"{ending.text}; {room} in {checkpoints}")
 
 
 def _seconds(text: str) -> float:

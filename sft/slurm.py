@@ -5,7 +5,6 @@ import getpass
 import hashlib
 import os
 import re
-import shlex
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from sft.attempts import submitted_jobs
 from sft.environment import without_secrets
 from sft.errors import SftError
 from sft.rejection import (
@@ -43,6 +43,20 @@ _FIELDS = {
     "elapsed": "%M",
     "name": "%j",
 }
+
+# The id is the last line: sites' own sbatch says more before. What is written to a driver that was
+# killed meanwhile (the id, or words of the site on standard error) must end nothing.
+_SUBMIT = """
+trap '' PIPE
+record=$1
+shift
+(
+  id=$("$@") || exit
+  id=${id##*$'\\n'} id=${id%%;*}
+  printf '%s\\n' "$id" >> "$record" && printf '%s\\n' "$id"
+) &
+wait $!
+"""
 
 
 class SlurmAway(Exception):
@@ -105,6 +119,23 @@ def read_queue(max_age_s: float = QUEUE_AGE_S) -> dict[str, list[Job]]:
     return parse_queue(text)
 
 
+def jobs_of_run(checkpoints: Path, max_age_s: float = QUEUE_AGE_S) -> list[Job]:
+    """The jobs of a run in the queue, oldest first: by name, or submitted for it.
+
+    A job keeps the name that it was submitted with, and a folder that was moved has another.
+    """
+    name, submitted = job_name(checkpoints), set(submitted_jobs(checkpoints))
+    alike = name.rpartition("-")[0]
+    jobs = (
+        job
+        for each, jobs in read_queue(max_age_s).items()
+        if each.rpartition("-")[0] == alike
+        for job in jobs
+        if each == name or job.id in submitted
+    )
+    return sorted(jobs, key=lambda job: _number(job.id))
+
+
 def _cache_file() -> Path:
     """A file of this user, host and Slurm, in the host's own temporary folder: it has locks."""
     folder = Path(tempfile.gettempdir()) / f"sft-{os.getuid()}"
@@ -141,19 +172,17 @@ def submit(
 ) -> str:
     """Submit a script, and return the job's id; it is a line of the file `record` by then.
 
-    Another process writes the line: it does so even if this one is killed while sbatch works. With
-    `keep_secrets`, a script that exports them by name gets them. Raises SftError with Slurm's words
-    where it refuses, and SlurmAway where it does not answer: the job may then be in the queue all
-    the same.
+    Another process writes the line: it does so even if this one is killed, or tired of waiting,
+    while sbatch works. With `keep_secrets`, a script that exports them by name gets them. Raises
+    SftError with Slurm's words where it refuses, and SlurmAway where it does not answer: the job
+    may then be in the queue all the same.
     """
     command = ["sbatch", "--parsable"]
     if exclude:
         command.append(f"--exclude={exclude}")
     command += [str(script), *arguments]
-    write = f'id=$({shlex.join(command)}) && printf "%s\\n" "${{id%%;*}}" | tee -a "$1"'
     variables = dict(os.environ) if keep_secrets else without_secrets()
-    text = _run(["bash", "-c", f"set -o pipefail; {write}", "submit", str(record)], variables)
-    return text.split()[-1]
+    return _run(["bash", "-c", _SUBMIT, "submit", str(record), *command], variables).strip()
 
 
 def explain(refusal: str) -> str:

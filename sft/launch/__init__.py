@@ -11,6 +11,7 @@ from sft.backends import BACKENDS
 from sft.batch import derive_batch
 from sft.environment import REPOSITORY, job_variables, prologue
 from sft.experiment import Experiment
+from sft.files import read_yaml, write_text
 from sft.request import Request
 from sft.site import Site
 from sft.slurm import job_name
@@ -136,3 +137,11 @@ def _options(
         "--export=ALL",
         "--no-requeue",
     ]
+
+
+def write_script(experiment: Experiment, site: Site, request: Request, config: Path) -> None:
+    """Write train.sbatch beside a rendered config, where the site has Slurm."""
+    if site.launcher == "slurm":
+        checkpoints = Path(read_yaml(config)["output_dir"])
+        text = sbatch_text(experiment, site, request, checkpoints, config.resolve().parent)
+        write_text(config.with_name("train.sbatch"), text)

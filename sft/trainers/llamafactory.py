@@ -105,6 +105,9 @@ def check(config: Path) -> None:
 def train(config: Path, world_size: int) -> None:
     """Train as the config says, or return at once where the run is complete.
 
+    Where its keeper stops a run, each process leaves with an exit code of `sft.trainers.keeper`. A
+    config without `save_steps` leaves it to the keeper when to save.
+
     Raises RuntimeError where the tokens are not there, where the processes that found each other
     are not `world_size`, and where training ends before its last step.
     """
@@ -162,7 +165,7 @@ def _know_numbered_cpu() -> None:
 
 
 def _saves_by_time(arguments: Mapping[str, Any]) -> bool:
-    """Whether the config leaves it open when to save; transformers would save each 500 steps."""
+    """Whether a config leaves it open when to save; transformers would save each 500 steps."""
     return "save_steps" not in arguments and arguments.get("save_strategy", "steps") == "steps"
 
 

@@ -85,8 +85,7 @@ from sft.batch import derive_batch
 from sft.catalog import read_catalog
 from sft.config import read_config
 from sft.files import read_yaml, write_json, write_text, write_yaml
-from sft.launch import kept_checkpoints, launch_text
-from sft.render import write_script
+from sft.launch import kept_checkpoints, launch_text, write_script
 from sft.request import Request
 
 changes = json.loads(sys.argv[1])

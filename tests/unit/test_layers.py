@@ -48,7 +48,6 @@ LAYERS = (
 PACKAGES = {
     "files": {"yaml"},
     "schema": {"jsonschema"},
-    "experiment": {"pandas"},
     "environment": {"packaging"},
     "plot": {"matplotlib"},
     "card": {"huggingface_hub"},

@@ -1,10 +1,9 @@
 from pathlib import Path
 
 from sft.batch import derive_batch
-from sft.launch import kept_checkpoints
+from sft.launch import kept_checkpoints, write_script
 from sft.plot import draw_losses
 from sft.receipt import Clock, write_receipt
-from sft.render import write_script
 from sft.step import step_log
 from sft.train import train
 
