@@ -53,6 +53,7 @@ check: .venv/made .tokenizers/made
 test: shellcheck chromium slurm check $(TRAINER)/made $(DEMO_MODEL)/config.json
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
 	$(BIN)/python -m pytest -q tests/workflow tests/browser tests/e2e
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile tests/slurm
 
 # Debian's packages, where they may be installed; their tests say so where they are absent.
 shellcheck:

@@ -339,10 +339,15 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
 
 
 def outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables without those that belong to a job, which new jobs would inherit."""
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+    """Environment variables without those of a job, which new jobs would inherit.
+
+    What a person set to change what Slurm's commands ask or print goes too.
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    dropped = (
+        *("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_"),
+        *("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_"),
+    )
     return {
-        key: value
-        for key, value in variables.items()
-        if key in kept or not key.startswith(("SLURM_", "SBATCH_", "SRUN_", "SLURMD_"))
+        key: value for key, value in variables.items() if key in kept or not key.startswith(dropped)
     }

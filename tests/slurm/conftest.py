@@ -82,21 +82,27 @@ def new_run(project: Project, request: pytest.FixtureRequest) -> Iterator[Callab
 
 
 @pytest.fixture
-def undisturbed(project: Project) -> Callable[..., str]:
-    """A function that gives the weights' hash of a run like this that nothing disturbed."""
+def undisturbed_run(project: Project) -> Callable[..., Run]:
+    """A function that gives a complete run like this that nothing disturbed."""
 
-    def weights(**changes: object) -> str:
+    def find(**changes: object) -> Run:
         key = repr(sorted(changes.items()))
         if key not in UNDISTURBED:
             run = Run(project, f"undisturbed-{len(UNDISTURBED)}").render(**changes)
             run.train()
-            UNDISTURBED[key] = run.weights()
+            UNDISTURBED[key] = run
         return UNDISTURBED[key]
 
-    return weights
+    return find
 
 
-UNDISTURBED: dict[str, str] = {}
+@pytest.fixture
+def undisturbed(undisturbed_run: Callable[..., Run]) -> Callable[..., str]:
+    """A function that gives the weights' hash of a run like this that nothing disturbed."""
+    return lambda **changes: undisturbed_run(**changes).weights()
+
+
+UNDISTURBED: dict[str, Run] = {}
 
 
 @pytest.fixture

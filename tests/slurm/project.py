@@ -285,6 +285,16 @@ class Run:
 
         self.wait(has_said, f"no driver said {text!r}", wait_s)
 
+    def trainers(self) -> list[int]:
+        """The numbers of the run's training processes, by rank; those of all nodes are seen."""
+        found = {}
+        for pid, variables in _processes(self.job_name).items():
+            with suppress(OSError, ValueError):  # it has ended, or is no Python module
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if words[words.index("-m") + 1] == "sft.trainers.llamafactory":
+                    found[int(variables.get("RANK", "0"))] = pid
+        return [found[rank] for rank in sorted(found)]
+
     def queued(self, *states: str) -> list[str]:
         """The ids of the run's jobs in the queue, of those in the states where any are given."""
         command = ["squeue", "--noheader", f"--name={self.job_name}", "--format=%i|%T"]
@@ -343,13 +353,20 @@ class Run:
 
 def _temporary_folders(job_name: str) -> set[str]:
     """The TMPDIR of each process of the jobs of that name."""
-    mark, found = f"SLURM_JOB_NAME={job_name}".encode(), set()
+    folders = {variables.get("TMPDIR", "") for variables in _processes(job_name).values()}
+    return {folder for folder in folders if folder.startswith("/tmp/sft.")}
+
+
+def _processes(job_name: str) -> dict[int, dict[str, str]]:
+    """The processes of the jobs of that name: their numbers and environment variables."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # it has ended
-            variables = path.read_bytes().split(b"\0")
-            folders = {each.decode() for each in variables if each.startswith(b"TMPDIR=/tmp/sft.")}
-            found |= folders if mark in variables else set()
-    return {folder.removeprefix("TMPDIR=") for folder in found}
+            lines = path.read_text(errors="replace").split("\0")
+            variables = dict(line.split("=", 1) for line in lines if "=" in line)
+            if variables.get("SLURM_JOB_NAME") == job_name:
+                found[int(path.parent.name)] = variables
+    return found
 
 
 def occupy_nodes(cluster: Cluster) -> str:
