@@ -14,13 +14,22 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from sft import slurm
-from sft.attempts import begin, end, list_attempts, newest_series, of_series
+from sft.attempts import (
+    begin,
+    end,
+    is_newest,
+    list_attempts,
+    newest_series,
+    of_series,
+    take_over,
+)
 from sft.chain import excluded_nodes, may_go_on
 from sft.checkpoint import (
     count_checkpoints,
@@ -33,7 +42,8 @@ from sft.checkpoint import (
 from sft.endings import Kind
 from sft.errors import SftError
 from sft.files import read_yaml, write_text
-from sft.process import this_process
+from sft.local import MARK
+from sft.process import marked_processes, this_process
 from sft.settle import judge_attempt, reached_step, refuse_other_world_size, settle
 from sft.step import log
 
@@ -43,6 +53,7 @@ POLL_S = 2.0
 LOOK_S = 10.0
 STACKS_S = 15.0  # time for the trainer's processes to write where they hang
 STOP_S = 60.0
+TOO_FEW = "Requested node configuration is not available"  # what sbatch says of nodes
 AWAY_S = 120.0  # Slurm may be silent for so long before a job goes on without its answer
 
 
@@ -120,7 +131,7 @@ class Attempt:
         self.next_job: str | None = None
         self.cause: Kind | None = None
         self.child: subprocess.Popen | None = None
-        self.was_told = self.is_replaced = False
+        self.was_told = False
 
     def carry_out(self, command: list[str]) -> int:
         """Run the command if there is something to train; its exit code, or 0."""
@@ -128,11 +139,11 @@ class Attempt:
             log.info("%s", sentence)
             return 0
         self._queue_next()
+        self._take_over()
         note = self._begin()
         signal.signal(signal.SIGTERM, self._pass_on)
-        self._let_go()
         code = self._watch(command)
-        if not self.is_replaced:
+        if is_newest(self.run.checkpoints, self.place.attempt_id):
             self._prune()
             self._end(note, code)
         return code
@@ -148,6 +159,7 @@ class Attempt:
         if configured != folder:
             return f"the row was changed: it trains {configured} now; this job leaves {folder} be"
         attempts = self._settled()
+        refuse_other_world_size(folder, attempts, self.run.world_size)
         series = self.run.series or newest_series(attempts) + bool(attempts)
         self.series = series
         decision = may_go_on(
@@ -185,8 +197,14 @@ class Attempt:
         ours = sorted(set(blamed) & set(self.place.nodes))
         if not ours or not self.place.job_id:
             return None
-        moved = self._submit(blamed)
-        return moved and f"{', '.join(ours)} failed before; job {moved} goes on without it"
+        script, record = self.run.config.with_name(SCRIPT), self.run.checkpoints / "jobs"
+        arguments = ["--series", str(self.series)]
+        try:
+            moved = slurm.submit(script, record, arguments, exclude_option(script, blamed))
+        except (SftError, slurm.SlurmAway) as error:
+            log.warning("%s failed before, and this job stays there: %s", ", ".join(ours), error)
+            return None
+        return f"{', '.join(ours)} failed before; job {moved} goes on without it"
 
     def _queue_next(self) -> None:
         """See to it that a link waits behind this one, which goes on whatever ends this one."""
@@ -197,26 +215,29 @@ class Attempt:
             waiting = [each.id for each in jobs if each.state == "PENDING"]
         except (SftError, slurm.SlurmAway):
             waiting = []
-        blamed = excluded_nodes(list_attempts(self.run.checkpoints))
-        self.next_job = waiting[0] if waiting else self._submit(blamed)
+        self.next_job = waiting[0] if waiting else self._submit_next()
         if self.next_job:
             log.info("job %s waits behind this one, to go on if need be", self.next_job)
 
-    def _submit(self, blamed: list[str]) -> str | None:
-        script = self.run.config.with_name(SCRIPT)
-        arguments = ["--series", str(self.series)]
+    def _submit_next(self) -> str | None:
+        folder = self.run.checkpoints
+        blamed = excluded_nodes(list_attempts(folder))
         try:
-            return slurm.submit(
-                script, self.run.checkpoints / "jobs", arguments, exclude_option(script, blamed)
-            )
+            return submit_link(self.run.config.with_name(SCRIPT), folder, self.series, blamed)
         except (SftError, slurm.SlurmAway) as error:
             log.warning("no job could be queued from here (%s); a driver has to do it", error)
             return None
 
+    def _take_over(self) -> None:
+        """Wait until the attempt before has ended also where Slurm only thinks so."""
+        take_over(self.run.checkpoints, self.place.attempt_id)
+        *_, before = [None, *list_attempts(self.run.checkpoints)]
+        unsure = (Kind.NODE_FAIL, Kind.LOST)
+        if before and before["ending"] in unsure and before["job_id"]:
+            time.sleep(LOOK_S + POLL_S)
+
     def _begin(self) -> dict[str, Any]:
         run, place = self.run, self.place
-        attempts = list_attempts(run.checkpoints)
-        refuse_other_world_size(run.checkpoints, attempts, run.world_size)
         put_aside = set_aside_broken_checkpoints(run.checkpoints)
         for sentence in put_aside:
             log.warning("%s", sentence)
@@ -236,41 +257,43 @@ class Attempt:
             each for each in list_attempts(run.checkpoints) if each["id"] == place.attempt_id
         )
 
-    def _let_go(self) -> None:
-        """Wait until the attempt before has ended also where Slurm only thinks so."""
-        *_, before, _ = [None, *list_attempts(self.run.checkpoints)]
-        unsure = (Kind.NODE_FAIL, Kind.LOST)
-        if before and before["ending"] in unsure and before["job_id"]:
-            time.sleep(LOOK_S + POLL_S)
-
     # --- meanwhile -------------------------------------------------------------------------------
 
     def _watch(self, command: list[str]) -> int:
         """Run the command to its end; its exit code, negative for a signal."""
+        mark = {MARK: str(this_process())} if self.place.job_id else {}
         self.child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, env=os.environ | self._end_of_job()
+            command, stdin=subprocess.DEVNULL, env=os.environ | mark | self._end_of_job()
         )
         began_s = time.time()
-        while True:
-            try:
-                return self.child.wait(LOOK_S)
-            except subprocess.TimeoutExpired:
-                self._prune()
-            if self._is_replaced():
-                self._kill()
+        while (code := self._wait()) is None:
+            self._prune()
+            if not is_newest(self.run.checkpoints, self.place.attempt_id):
+                log.error("another attempt has taken this one's place; ending at once")
+                self.child.kill()
             elif time.time() - self._last_sign(began_s) > 60 * self.run.stuck_minutes:
                 self._stop_stuck()
+        if mark and not self.was_told:
+            self._kill_leftovers()
+        return code
 
-    def _is_replaced(self) -> bool:
-        """Whether another attempt began since: Slurm took this one's node for dead."""
-        newest = list_attempts(self.run.checkpoints)[-1]
-        return newest["id"] != self.place.attempt_id
+    def _wait(self) -> int | None:
+        """The exit code of the command; None where it goes on for now."""
+        try:
+            return self.child.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            return None
 
-    def _kill(self) -> None:
-        """End what still writes to the checkpoints of the attempt that took this one's place."""
-        log.error("another attempt has taken this one's place; ending at once")
-        self.is_replaced = True
-        self.child.kill()
+    def _kill_leftovers(self) -> None:
+        """End what trains on this node after srun's end.
+
+        Where Slurm takes a node for dead that only lost its daemon, srun ends and the training goes
+        on. Slurm has told the next link to begin.
+        """
+        for pid in marked_processes(f"{MARK}={this_process()}"):
+            log.warning("process %d outlived srun; ending it", pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _end_of_job(self) -> dict[str, str]:
         """The variable that tells the trainer when its job ends."""
@@ -327,8 +350,8 @@ class Attempt:
         """
         folder = self.run.checkpoints
         complete = finished_folder(folder) is not None
-        told = self._word_of_slurm() if self.was_told and not complete else None
-        if told and told.state not in slurm.ENDED:
+        told = None if complete else self._word_of_slurm()
+        if told and self.was_told and told.state not in slurm.ENDED:
             log.info("told to end; exit code %d", code)
             return
         was_stopped = self.was_told and not self.place.job_id
@@ -352,6 +375,22 @@ class Attempt:
             return slurm.ask_end(self.place.job_id) or slurm.End("UNKNOWN")
         except slurm.SlurmAway:
             return slurm.End("UNKNOWN")
+
+
+def submit_link(script: Path, checkpoints: Path, series: int, blamed: list[str]) -> str:
+    """The id of a new job of a run, away from the nodes that failed it where that leaves enough.
+
+    Raises what `slurm.submit` does.
+    """
+    record, arguments = checkpoints / "jobs", ["--series", str(series)]
+    exclude = exclude_option(script, blamed)
+    try:
+        return slurm.submit(script, record, arguments, exclude)
+    except SftError as error:
+        if not exclude or TOO_FEW not in str(error):
+            raise
+        log.warning("too few nodes are left without %s; taking them again", ", ".join(blamed))
+        return slurm.submit(script, record, arguments)
 
 
 def exclude_option(script: Path, blamed: list[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sft.endings import Ending
-from sft.files import read_json, write_json
+from sft.files import read_json, write_json, write_text
 from sft.receipt import now, utc
 from sft.step import log
 
@@ -65,6 +65,16 @@ def begin(checkpoints: Path, attempt: Mapping[str, Any]) -> None:
     reserve = _reserve(checkpoints)
     reserve.mkdir(exist_ok=True)
     (reserve / "room").write_bytes(os.urandom(RESERVE_BYTES))
+
+
+def take_over(checkpoints: Path, attempt_id: str) -> None:
+    """Let an attempt be the one that may write to a run's checkpoints."""
+    write_text(checkpoints / "attempts" / "newest", attempt_id)
+
+
+def is_newest(checkpoints: Path, attempt_id: str) -> bool:
+    """Whether no other attempt has taken over since this one did."""
+    return (checkpoints / "attempts" / "newest").read_text() == attempt_id
 
 
 def _reserve(checkpoints: Path) -> Path:

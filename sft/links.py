@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sft import local, slurm
-from sft.attempt import SCRIPT, exclude_option
+from sft.attempt import SCRIPT, submit_link
 from sft.attempts import Beginnings, newest_series, note_told, of_series, was_told
 from sft.chain import excluded_nodes, may_go_on
 from sft.checkpoint import finished_folder, newest_complete_checkpoint, step_of
@@ -140,14 +140,11 @@ class Links:
         refuse_other_world_size(self.checkpoints, attempts, self.world_size)
         self._warn_of_other_versions()
         script = self.run / SCRIPT
-        exclude = exclude_option(script, excluded_nodes(attempts))
         (self.run / "logs").mkdir(exist_ok=True)  # Slurm makes no folder for its log
         write_text(self.checkpoints / "driver", f"{this_process()}\n")
         try:
             with uninterrupted():  # a farewell has to name the job
-                job = slurm.submit(
-                    script, self.checkpoints / "jobs", ["--series", str(series)], exclude
-                )
+                job = submit_link(script, self.checkpoints, series, excluded_nodes(attempts))
         except SftError as error:
             if not any(word in str(error) for word in FULL):
                 raise SftError(
@@ -192,7 +189,7 @@ class Links:
 
     def _farewell(self) -> str:
         try:
-            jobs = self._active(slurm.QUEUE_AGE_S)
+            jobs = self._active(TICK_S)
         except slurm.SlurmAway:
             return "stopped following; jobs of this run stay as they are"
         if not jobs:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 from sft.environment import without_secrets
 from sft.errors import SftError
-from sft.process import ProcessId, parse_process_id, process_id, this_process
+from sft.process import (
+    ProcessId,
+    marked_processes,
+    parse_process_id,
+    process_id,
+    this_process,
+)
 from sft.step import log
 
 STOP_WAIT_S = 30.0
@@ -67,13 +73,8 @@ class Process:
         Training processes have sessions of their own and may outlive what started them; all of
         them inherit the mark.
         """
-        mark = f"{MARK}={self.id}".encode()
         family = {self.id.pid} if self.id.runs() else set()
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):  # it has ended, or belongs to another user
-                if mark in environment.read_bytes().split(b"\0"):
-                    family.add(int(environment.parent.name))
-        return family
+        return family | marked_processes(f"{MARK}={self.id}")
 
 
 @contextmanager

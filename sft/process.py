@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def parse_process_id(text: str) -> ProcessId | None:
     """The process that `text` names in the form of `str(ProcessId)`; None where it names none."""
     match = _TEXT.fullmatch(text.strip())
     return match and ProcessId(match["host"], int(match["pid"]), int(match["start_ticks"]))
+
+
+def marked_processes(mark: str) -> set[int]:
+    """The numbers of this user's processes with `mark`, NAME=value, in their environment.
+
+    What a process starts inherits it, also in a session of its own and after its parent's end.
+    """
+    found = set()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if mark.encode() in environment.read_bytes().split(b"\0"):
+                found.add(int(environment.parent.name))
+    return found
 
 
 def session_descendants(pid: int) -> list[int]:

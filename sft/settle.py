@@ -81,8 +81,10 @@ def settle(checkpoints: Path, logs: Path, own: str = "") -> list[dict[str, Any]]
     for attempt in list_attempts(checkpoints):
         if attempt["ending"] or attempt["id"] == own:
             continue
-        told = slurm.ask_end(attempt["job_id"]) if attempt["job_id"] else None
-        if not _goes_on(attempt, told):
+        is_restarted = own.startswith(f"{attempt['job_id']}-restart")
+        is_asked = attempt["job_id"] and not is_restarted
+        told = slurm.ask_end(attempt["job_id"]) if is_asked else None
+        if is_restarted or not _goes_on(attempt, told):
             _end(checkpoints, attempt, told)
     _count_job_without_attempt(checkpoints, logs, own)
     return list_attempts(checkpoints)
@@ -119,11 +121,12 @@ def _end(checkpoints: Path, attempt: Mapping[str, Any], told: slurm.End | None) 
 
 
 def _count_job_without_attempt(checkpoints: Path, logs: Path, own: str) -> None:
-    """Make an attempt of the newest job if it failed before its attempt could begin."""
+    """Make an attempt of the newest other job if it failed before its attempt could begin."""
     attempts = list_attempts(checkpoints)
     known = {each["job_id"] for each in attempts}
-    job_id = next(reversed(submitted_jobs(checkpoints)), None)
-    if not job_id or job_id in known or job_id == own:
+    others = (each for each in reversed(submitted_jobs(checkpoints)) if each != own)
+    job_id = next(others, None)
+    if not job_id or job_id in known:
         return
     newest = newest_complete_checkpoint(checkpoints)
     if attempts and job_id == attempts[-1]["next_job"]:

@@ -131,11 +131,11 @@ def _options(
         f"--time={round(request.minutes or site.max_minutes)}",
         f"--nodes={experiment.num_nodes}",
         f"--ntasks-per-node=1 --cpus-per-task={site.cpus_per_node}",
+        "--no-requeue",
         *filter(None, [gpus[site.gpu_request], request.extra, site.sbatch_options]),
         f"--output={logs}/slurm-%j.log",
         "--open-mode=append",
         "--export=ALL",
-        "--no-requeue",
     ]
 
 

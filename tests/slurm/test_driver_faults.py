@@ -3,13 +3,15 @@
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sft.attempts import submitted_jobs
 from sft.checkpoint import finished_folder
-from tests.slurm.project import occupy_nodes
+from tests.slurm.cluster import Cluster
+from tests.slurm.project import Project, Run, occupy_nodes
 
 
 def kill(driver, number=signal.SIGKILL):
@@ -117,7 +119,7 @@ def test_ctrl_c_leaves_the_job(new_run, undisturbed, table):
     run.wait_for_step(0)
     os.kill(driver.pid, signal.SIGINT)
     text = run.finish(driver, 30)
-    jobs = " ".join(run.queued())
+    jobs = " ".join(sorted(run.queued()))
 
     assert driver.returncode == 1
     assert f"job {jobs} stays in the queue and goes on by itself" in text
@@ -160,3 +162,269 @@ def test_second_driver_says_who_follows_the_run(new_run, undisturbed, table):
     assert run.weights() == undisturbed()
     run.check_traces()
     table("two drivers at once", run, "the second says who follows the job, and follows it too")
+
+
+# --- what happens while no driver lives ----------------------------------------------------------
+
+
+def test_failure_without_a_driver_is_reported_once(new_run, undisturbed, table):
+    run = new_run()
+    launch = run.folder / "launch.sh"
+    whole = launch.read_text()
+    launch.write_text(
+        whole.replace("set -euo pipefail\n", "set -euo pipefail\ncd /no/such/folder\n")
+    )
+    driver = run.start()
+    wait_for_job(run)
+    kill(driver)
+    run.wait(lambda: not run.queued(), "the job is in the queue")
+    jobs = submitted_jobs(run.checkpoints)
+    driver = run.start()
+    text = run.finish(driver)
+
+    assert driver.returncode == 1
+    assert "/no/such/folder" in text and "run again to try once more" in text
+    assert submitted_jobs(run.checkpoints) == jobs
+    launch.write_text(whole)
+    assert "trying again, after: " in run.train()
+    assert run.weights() == undisturbed()
+    run.check_traces()
+    happens = "the next driver says why, and submits nothing; the one after it tries again"
+    table("training failed while no driver lived", run, happens)
+
+
+def test_chain_goes_on_without_a_driver(new_run, undisturbed, table, cluster):
+    run = new_run()
+    driver = run.start()
+    run.wait_for_step(5)
+    kill(driver)
+    [node] = run.attempts()[0]["nodes"]
+    cluster.set_node(node, "down")
+    run.wait(lambda: not run.queued(), "a job is in the queue")
+    text = run.train(wait_s=30)
+
+    assert "submitted" not in text
+    assert run.endings() == ["node_fail", "completed"]
+    assert run.weights() == undisturbed()
+    run.check_traces()
+    table(
+        "node lost while no driver lives", run, "the next link, which waits in the queue, goes on"
+    )
+
+
+# --- Slurm does not answer -----------------------------------------------------------------------
+
+AWAY = "Slurm does not answer; its jobs go on, and this waits"
+BACK = "Slurm answers again"
+
+
+def test_controller_away_at_submission_and_while_the_job_waits(
+    new_run, undisturbed, table, tmp_path, cluster
+):
+    run = new_run()
+    called, go = tmp_path / "called", tmp_path / "go"
+    wait = f'touch {called}; until [ -e {go} ]; do sleep 0.1; done; exec "$sbatch" "$@"'
+    driver = run.start(shim(tmp_path / "bin", wait), AWAY_S=1, QUEUE_AGE_S=1)
+    run.wait(called.exists, "sbatch was not called")
+    cluster.stop_controller()
+    go.touch()
+    run.wait_to_say(AWAY)
+    cluster.start_controller()
+    blocker = occupy_nodes(cluster)
+    run.wait_to_say(" waits (")
+    cluster.stop_controller()
+    run.wait_to_say(AWAY, times=2)
+    cluster.start_controller()
+    run.wait_to_say(BACK, times=2)
+    cluster.ask("scancel", blocker)
+    text = run.finish(driver)
+
+    assert driver.returncode == 0
+    assert (text.count(AWAY), text.count("submitted job")) == (2, 1)
+    assert run.endings() == ["completed"]
+    assert run.weights() == undisturbed()
+    run.check_traces()
+    happens = "the driver says so once, waits, and goes on when Slurm answers"
+    table("slurmctld away at submission", run, happens)
+    table("slurmctld away while a job waits", run, happens)
+
+
+def test_controller_away_while_the_job_runs_and_ends(new_run, undisturbed, table, cluster):
+    run = new_run()
+    driver = run.start()
+    run.wait_for_step(1)
+    cluster.stop_controller()
+    run.wait(lambda: finished_folder(run.checkpoints), "the training did not end")
+    run.wait_to_say(AWAY)
+    cluster.start_controller()
+    text = run.finish(driver)
+
+    assert driver.returncode == 0
+    assert (text.count(AWAY), text.count(BACK)) == (1, 1)
+    assert run.endings() == ["completed"]
+    assert run.weights() == undisturbed()
+    run.check_traces()
+    happens = (
+        "the driver says so once and waits; that a training ended meanwhile is seen afterwards"
+    )
+    table("slurmctld away while a job runs and ends", run, happens)
+
+
+def test_answer_to_a_submission_that_is_lost_doubles_no_job(new_run, undisturbed, table, tmp_path):
+    run = new_run()
+    lost = tmp_path / "lost"
+    words = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    deaf = f'[ -e {lost} ] && exec "$sbatch" "$@"\ntouch {lost}; "$sbatch" "$@" >/dev/null\n'
+    driver = run.start(shim(tmp_path / "bin", f'{deaf}echo "{words}" >&2; exit 1'), AWAY_S=1)
+    text = run.finish(driver)
+
+    assert driver.returncode == 0
+    assert AWAY in text and "submitted job" not in text
+    assert run.endings() == ["completed"]
+    assert run.weights() == undisturbed()
+    run.check_traces()
+    table("Slurm's answer to a submission is lost", run, "the driver attaches to the job")
+
+
+def test_accounting_away_for_the_whole_run(new_run, undisturbed, table, cluster):
+    run = new_run()
+    cluster.stop_accounting()
+    run.train()
+    run.check_traces()
+    cluster.start_accounting()
+
+    assert run.endings() == ["completed"]
+    assert run.weights() == undisturbed()
+    table("slurmdbd away for the whole run", run, "nobody notices")
+
+
+def test_cluster_without_accounting(project, undisturbed, table, short_folder):
+    alone = Cluster.start(short_folder, accounting=False)
+    try:
+        run = Run(Project(project.root, alone), "without_accounting").render()
+        driver = run.start()
+        run.wait_for_step(5)
+        [node] = run.attempts()[0]["nodes"]
+        alone.set_node(node, "down")
+        text = run.finish(driver)
+        run.check_traces()
+    finally:
+        alone.stop()
+
+    assert driver.returncode == 0, text
+    assert run.endings() == ["node_fail", "completed"]
+    assert run.weights() == undisturbed()
+    table("no accounting at all, and a node lost", run, "as with accounting")
+
+
+# --- Slurm refuses -------------------------------------------------------------------------------
+
+REFUSED = {
+    "account": "write an account of yours as slurm_account",
+    "partition": "sinfo --all lists them",
+    "qos": "write a qos that your account has",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_job_that_slurm_refuses(what, new_run, table):
+    run = new_run(request={what: "nobody"})
+    driver = run.start()
+    text = run.finish(driver)
+
+    assert driver.returncode == 1
+    assert "Slurm refuses the job: " in text and REFUSED[what] in text
+    assert "Traceback" not in text
+    assert submitted_jobs(run.checkpoints) == []
+    run.check_traces()
+    table(
+        f"{what} that Slurm refuses", run, "one message with the remedy; run again when corrected"
+    )
+
+
+def test_refused_run_trains_after_the_correction(new_run, undisturbed):
+    run = new_run(request={"account": "nobody"})
+    run.finish(run.start())
+    run.render()
+    run.train()
+
+    assert run.endings() == ["completed"]
+    assert run.weights() == undisturbed()
+    run.check_traces()
+
+
+def test_reason_is_said_of_a_job_that_waits_for_ever(new_run, table, cluster):
+    run = new_run(request={"qos": "boost_qos_dbg", "minutes": 60})
+    run.start()
+    run.wait_to_say("waits (QOSMaxWallDurationPerJobLimit)")
+    cluster.ask("scancel", *run.queued())
+    run.wait_to_say("run again to try once more")
+
+    assert run.endings() == ["cancelled"]
+    run.check_traces()
+    happens = (
+        "the driver says Slurm's reason while the job waits; where the profile has the limit, "
+    )
+    table("wall time over that of the QOS", run, f"{happens}nothing is submitted")
+
+
+def test_wall_time_over_the_profiles_limit_is_refused_before_submission(project):
+    limits = "max_minutes_by_qos={boost_qos_dbg: 10}"
+    asked = "train:qos=boost_qos_dbg"
+    snakemake = project.snakemake("--config", limits, "--set-resources", asked)
+    text = snakemake.communicate(timeout=60)[0]
+
+    assert snakemake.returncode == 1
+    assert "found 20 minutes, expected at most 10 for qos boost_qos_dbg" in text
+
+
+def test_driver_waits_where_no_more_jobs_may_be_submitted(new_run, undisturbed, table, cluster):
+    run = new_run()
+    limit = ("sacctmgr", "-i", "modify", "user", "root", "where", "account=lab_leonardo", "set")
+    blocker = occupy_nodes(cluster)
+    cluster.ask(*limit, "MaxSubmitJobs=1")
+    try:
+        driver = run.start(FULL_S=2, QUEUE_AGE_S=2)
+        run.wait_to_say("Slurm takes no more jobs of yours now; this waits")
+        cluster.ask("scancel", blocker)
+        run.wait_for_step(5)
+        cluster.set_node(run.attempts()[0]["nodes"][0], "down")
+        text = run.finish(driver)
+    finally:
+        cluster.ask(*limit, "MaxSubmitJobs=-1")
+
+    assert driver.returncode == 0, text
+    assert "no job could be queued from here" in run.logs()
+    assert run.endings() == ["node_fail", "completed"]
+    assert len(submitted_jobs(run.checkpoints)) == 2
+    assert run.weights() == undisturbed()
+    run.check_traces()
+    table(
+        "as many jobs as may be submitted are in the queue already",
+        run,
+        "the driver says so and waits; where no next link can be queued, it submits it later",
+    )
+
+
+# --- a row that is changed -----------------------------------------------------------------------
+
+
+def test_changed_row_leaves_the_old_job_and_its_chain_ends(new_run, table, cluster):
+    old = new_run(config={"max_steps": 200})
+    driver = old.start()
+    old.wait_for_step(1)
+    kill(driver)
+    [job] = old.queued("RUNNING")
+    new = replace(old, fingerprint="89abcdef", temporary=set()).render(config={"max_steps": 6})
+    text = new.train()
+
+    assert f"job {job} still trains what this row said before; stop it with: scancel" in text
+    assert new.endings() == ["completed"]
+    assert old.queued("RUNNING") == [job]
+    cluster.set_node(old.attempts()[0]["nodes"][0], "down")
+    old.check_traces()
+    new.check_traces()
+    assert "the row was changed" in old.logs()
+    assert len(old.attempts()) == 1
+    happens = "a warning names the old job; its next link leaves the old checkpoints as they are"
+    table("row changed while its job runs", new, happens)
