@@ -3,9 +3,9 @@
     python benchmarks/check_tokens.py [--rows 20000] [--processes 2] [--repeats 3] [--check]
 
 In one run: LLaMA-Factory tokenizes a set of made-up dialogues (two to eight turns), with so many
-processes; `sft.inspection` looks at every example with as many, reading the rows, rendering them
-with the jinja template, tokenizing that and comparing; and one core checks the structure of all
-tokens alone. Starting up is taken out of the first two: the same is timed with ten rows and
+processes; `sft.gate.inspection` looks at every example with as many, reading the rows, rendering
+them with the jinja template, tokenizing that and comparing; and one core checks the structure of
+all tokens alone. Starting up is taken out of the first two: the same is timed with ten rows and
 subtracted. The two alternate, so that other load on the computer meets both; medians count.
 
 The trainer's environment and the demo's model must be there (`make run` makes both). The last line
@@ -151,8 +151,8 @@ def tokenize(folder: Path) -> float:
 
 def inspect(folder: Path) -> float:
     """Seconds that the gate takes for the same rows, in a process of its own."""
-    from sft.inspection import Request, inspect
-    from sft.tally import Source
+    from sft.gate.inspection import Request, inspect
+    from sft.gate.tally import Source
 
     config = yaml.safe_load((folder / "request" / "tokenize.yaml").read_text())
     [counts] = read_json(folder / "counts.json")["sources"].values()
@@ -187,9 +187,9 @@ def structure_speed(folder: Path) -> float:
     """Tokens a second that one core checks the structure of."""
     from datasets import load_from_disk
 
-    from sft.inspection import ROWS_AT_ONCE, Request, anatomy_of, read_examples
-    from sft.serving import load_serving
-    from sft.structure import find_faults
+    from sft.gate.inspection import ROWS_AT_ONCE, Request, anatomy_of, read_examples
+    from sft.gate.serving import load_serving
+    from sft.gate.structure import find_faults
 
     serving = load_serving(folder / "tokenizer")
     request = Request(folder, folder, folder, (), cutoff=4096, vocabulary=49152)

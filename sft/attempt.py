@@ -327,7 +327,8 @@ class Attempt:
         self.cause = Kind.STUCK
         if self.place.job_id:
             subprocess.run(["scancel", "--signal=ABRT", f"{self.place.job_id}.0"], check=False)
-            time.sleep(STACKS_S)
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(STACKS_S)
         self.child.terminate()
         try:
             self.child.wait(STOP_S)

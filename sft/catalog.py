@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from sft.backends import BACKENDS, DEFAULT_BACKEND
-from sft.checks import PACKS, acceptance_faults, check_limit_faults
 from sft.environment import job_variables
 from sft.errors import SftError, gathered, nearest, raise_faults
 from sft.experiment import (
@@ -22,6 +21,7 @@ from sft.experiment import (
     row_values,
 )
 from sft.files import hash_file, hash_json, list_files, read_yaml
+from sft.gate.checks import PACKS, acceptance_faults, check_limit_faults
 from sft.limits import limit_faults
 from sft.mix import Dataset, Mix, read_datasets, read_mixes
 from sft.model import Model, read_models

@@ -18,9 +18,9 @@ from sft.drive import submit_drive
 from sft.errors import SftError, nearest, raise_faults
 from sft.facts import Facts
 from sft.files import read_yaml
-from sft.gate import judge_findings, summaries
+from sft.gate.gate import judge_findings, summaries
+from sft.gate.preview import Sample, preview_text, wants_color
 from sft.plan_text import list_findings, list_plans, make_plans, plan_page, sum_up
-from sft.preview import Sample, preview_text, wants_color
 from sft.receipt import read_receipt
 from sft.registration import registry_place
 from sft.request import read_requests

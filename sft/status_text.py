@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 from sft.attempts import list_attempts
 from sft.catalog import Catalog
+from sft.gate.preview import wants_color
 from sft.plan_text import plain, short
-from sft.preview import wants_color
 from sft.progress import Progress, read_events
 from sft.receipt import read_receipt
 from sft.site import Site

@@ -21,11 +21,11 @@ from sft.files import (
     write_json,
     write_yaml,
 )
-from sft.roles import find_fatal_rows, source_preflight
-from sft.rows import Part, list_source_files
+from sft.gate.roles import find_fatal_rows, source_preflight
+from sft.gate.rows import Part, list_source_files
+from sft.gate.vocabulary import template_faults
 from sft.site import Site
 from sft.step import log
-from sft.vocabulary import template_faults
 
 TOKENIZER_FILES = {
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -1,8 +1,8 @@
 """Good data sets of every shape, and the faults made of them by one small change each.
 
 A case is written as a data file and an entry of dataset_info.json (`write_cases`); a damage is done
-to tokens that are on disk already. `checks` names those of sft/checks.py that find something in it:
-first the one that is meant, then what comes with it. No other does.
+to tokens that are on disk already. `checks` names those of sft/gate/checks.py that find something
+in it: first the one that is meant, then what comes with it. No other does.
 """
 
 import json

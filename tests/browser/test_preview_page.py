@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 
-from sft.preview import FIRST, Finding, Gap, Sample, Summary, Token, preview_page
+from sft.gate.preview import FIRST, Finding, Gap, Sample, Summary, Token, preview_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

@@ -121,14 +121,15 @@ write_json(folder / "driver.json", facts)
 DRIVER = """
 import json, sys
 from pathlib import Path
-from sft import links
+from sft import links, slurm
 from sft.files import read_json
 from sft.site import Site
 from sft.step import step_log
 from sft.train import train
 
 run = Path(sys.argv[1])
-vars(links).update(json.loads(sys.argv[2]))
+for module in (links, slurm):
+    vars(module).update(json.loads(sys.argv[2]))
 facts = read_json(run / "driver.json")
 with step_log(f"{run}/logs/train.log", "train"):
     train(Site("tiny", launcher="slurm"), run, facts["world_size"], facts["keep"])
@@ -247,7 +248,7 @@ class Run:
         return self
 
     def start(self, path: Path | None = None, **constants: float) -> subprocess.Popen:
-        """Start a driver, with other constants of `sft.links`; see `Project.start` for `path`."""
+        """Start a driver, with other constants of `links` and `slurm`; see `Project.start` for `path`."""
         command = [sys.executable, "-c", DRIVER, str(self.folder), json.dumps(constants)]
         driver = self.project.start(command, path)
         self.drivers.append(driver)

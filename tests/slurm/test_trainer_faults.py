@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sft.checkpoint import newest_complete_checkpoint, resume_fault, step_of
-from tests.slurm.project import occupy_nodes
+from sft.files import read_yaml
+from tests.slurm.project import WAIT_S
 
 
 def fail(run) -> str:
@@ -162,3 +163,165 @@ def test_wrong_environment(new_run, table, line, said, fault):
     assert run.endings() == ["failed_start"]
     run.check_traces()
     table(fault, run, "the message names it, and the line of the profile to correct")
+
+
+def test_python_is_not_seen_by_the_node(new_run, table):
+    run = new_run()
+    script = run.folder / "train.sbatch"
+    script.write_text(script.read_text().replace(f"python={sys.executable}", "python=/nowhere/py"))
+    text = fail(run)
+
+    assert "/nowhere/py cannot be read on lrdn0001" in text
+    assert "let this repository, its environment and the results lie where compute nodes see" in text
+    assert run.endings() == ["failed_start"]
+    run.check_traces()
+    table(
+        "the workflow's python is not seen by the node",
+        run,
+        "the message says what the node cannot read",
+    )
+
+
+def test_log_cannot_be_written(new_run, table):
+    run = new_run()
+    script = run.folder / "train.sbatch"
+    script.write_text(script.read_text().replace(f"--output={run.folder}/logs", "--output=/proc"))
+    text = fail(run)
+
+    assert "Slurm could not make the log's file" in text
+    assert run.endings() == ["quota"]
+    run.check_traces()
+    table(
+        "job's log cannot be written (FAILED 0:53)",
+        run,
+        "the message says to look at space and number of files",
+    )
+
+
+def test_tokens_are_gone(new_run, undisturbed_run, table, cluster):
+    other = undisturbed_run()
+    tokens = Path(read_yaml(other.folder / "train.yaml")["tokenized_path"])
+    run = new_run(config={"tokenized_path": str(tokens.with_name("gone"))})
+    text = fail(run)
+
+    assert f"the tokens at {tokens.with_name('gone')} are gone" in text
+    assert run.endings() == ["failed_start"]
+    run.check_traces()
+    table("tokens folder is gone", run, "the message names it; it is not tried again by itself")
+
+    run.render()
+    job = cluster.submit(str(run.folder / "train.sbatch"))
+    cluster.wait_for_job(job, "COMPLETED", wait_s=WAIT_S)
+
+    assert run.endings() == ["failed_start", "completed"]
+    assert run.weights() == other.weights()
+    run.check_traces()
+    table(
+        "started by hand after a failure (sbatch train.sbatch)",
+        run,
+        "the job trains the run, and links follow it as with a driver",
+    )
+
+
+def test_exception_at_start(new_run, table):
+    run = new_run(config={"optim": "adamw_bnb_8bit"})
+    text = fail(run)
+
+    assert "ImportError" in text and "bitsandbytes" in text
+    assert run.endings() == ["failed_start"]
+    run.check_traces()
+    table(
+        "Python exception at start", run, "the message shows it; it is not tried again by itself"
+    )
+
+
+def test_port_is_taken(new_run, undisturbed, table, cluster):
+    run = new_run(num_nodes=2)
+    before = cluster.submit("--output=/dev/null", "--wrap=true")
+    port = 16000 + (int(before) + 1) % 16000
+    with socket.create_server(("", port)):
+        text = run.train(wait_s=240)
+
+    assert run.endings() == ["communication", "completed"]
+    assert "the port of the rendezvous is taken" in run.attempts()[0]["text"]
+    assert run.weights() == undisturbed(num_nodes=2)
+    run.check_traces()
+    table("port of the rendezvous is taken", run, "the next job has another port")
+
+
+# --- processes that die or hang ------------------------------------------------------------------
+
+
+def test_one_of_two_trainers_is_killed(new_run, undisturbed, table):
+    run = new_run(num_nodes=2)
+    driver = run.start()
+    run.wait_for_step(5)
+    os.kill(run.trainers()[1], signal.SIGKILL)
+    run.finish(driver)
+    print(run.attempts())
+
+    assert driver.returncode == 0
+    assert run.endings() == ["killed", "completed"]
+    assert run.attempts()[1]["resumed"] == "checkpoint-4"
+    assert run.weights() == undisturbed(num_nodes=2)
+    run.check_traces()
+    table("one of two training processes killed (SIGKILL)", run, "the next job goes on")
+
+
+def test_one_of_two_trainers_crashes(new_run, table):
+    run = new_run(num_nodes=2)
+    driver = run.start()
+    run.wait_for_step(5)
+    os.kill(run.trainers()[1], signal.SIGSEGV)
+    text = run.finish(driver)
+    print(text)
+
+    assert driver.returncode == 1
+    assert run.endings() == ["exception"]
+    run.check_traces()
+
+
+def test_diverged(new_run, table):
+    run = new_run(config={"learning_rate": 1e30, "warmup_steps": 0, "save_steps": 2})
+    text = fail(run)
+
+    assert "loss or gradients were not finite" in text and "lower learning_rate" in text
+    assert run.endings() == ["diverged"]
+    assert not list(run.checkpoints.glob("checkpoint-*"))
+    run.check_traces()
+    table("training diverges", run, "it stops within steps and saves nothing of that state")
+
+
+def test_stuck(new_run, undisturbed_run, table, cluster, tmp_path):
+    other = undisturbed_run()
+    model = tmp_path / "model"
+    shutil.copytree(read_yaml(other.folder / "train.yaml")["model_name_or_path"], model)
+    weights = (model / "model.safetensors").rename(tmp_path / "weights")
+    os.mkfifo(model / "model.safetensors")  # who opens it waits for ever
+    run = new_run(config={"model_name_or_path": str(model)})
+    cluster.submit(str(run.folder / "train.sbatch"), "--stuck-minutes=0.3")
+    run.wait(run.endings, "no attempt began")
+    driver = run.start()
+    run.wait(lambda: run.endings()[0], "it goes on")
+    shutil.move(weights, model / "model.safetensors")
+    text = run.finish(driver)
+
+    assert driver.returncode == 0, text
+    assert run.endings() == ["stuck", "completed"]
+    print(run.attempts()[0])
+    print(run.logs())
+    assert run.weights() == other.weights()
+    run.check_traces()
+
+
+def test_no_progress(new_run, table):
+    run = new_run()
+    driver = run.start()
+    killed = set()
+    while driver.poll() is None:
+        for trainer in set(run.trainers()) - killed:
+            os.kill(trainer, signal.SIGKILL)
+            killed.add(trainer)
+        time.sleep(0.2)
+    text = run.finish(driver)
+    print(text)

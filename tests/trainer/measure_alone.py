@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sft.checks import CHECKS
+from sft.gate.checks import CHECKS
 from sft.trainers import llamafactory as entry
 from tests import faults, tokenizers
 from tests.faults import IGNORED, Case, Damage, Tokens

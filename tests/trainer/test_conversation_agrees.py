@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo.make_model import load_tokenizer
-from sft.conversation import DROPPED, FAILS, KINDS, TRAINED, read_conversation
-from sft.rows import list_source_files, read_rows
+from sft.gate.conversation import DROPPED, FAILS, KINDS, TRAINED, read_conversation
+from sft.gate.rows import list_source_files, read_rows
 from sft.trainers.text_only import allow_text_only
 
 TAGS = {

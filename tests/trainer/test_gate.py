@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from datasets import Dataset, load_from_disk
 
-from sft.checks import PACKS
-from sft.conversation import read_conversation
 from sft.errors import SftError
 from sft.files import read_json
-from sft.inspection import Request, inspect
-from sft.roles import find_fatal_rows, source_preflight
-from sft.tally import Source
+from sft.gate.checks import PACKS
+from sft.gate.conversation import read_conversation
+from sft.gate.inspection import Request, inspect
+from sft.gate.roles import find_fatal_rows, source_preflight
+from sft.gate.tally import Source
 from tests import faults
 from tests.faults import Case, Damage
 from tests.trainer.measure_alone import EMBEDDINGS, KEYS, Trainer, apply

@@ -1,4 +1,4 @@
-"""What a trained model stops at: sft.vocabulary foretells what LLaMA-Factory saves."""
+"""What a trained model stops at: sft.gate.vocabulary foretells what LLaMA-Factory saves."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from sft.vocabulary import template_faults
+from sft.gate.vocabulary import template_faults
 from tests.tokenizers import qwen
 from tests.trainer.demo_data import CHECKOUT
 

@@ -1,6 +1,6 @@
 import pytest
 
-from sft.checks import CHECKS, ROW_CHECKS, TOKEN_CHECKS, acceptance_faults, check_limit_faults
+from sft.gate.checks import CHECKS, ROW_CHECKS, TOKEN_CHECKS, acceptance_faults, check_limit_faults
 
 SOURCES = ("talks", "tools:2024")
 

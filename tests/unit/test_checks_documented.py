@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sft.checks import CHECKS, ROW_CHECKS, TOKEN_CHECKS
+from sft.gate.checks import CHECKS, ROW_CHECKS, TOKEN_CHECKS
 from tests import faults
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sft.checks import TOKEN_CHECKS
-from sft.comparison import DATE, Difference, Example, compare, lost_text, show
-from sft.conversation import Conversation
-from sft.serving import Serving, load_serving
+from sft.gate.checks import TOKEN_CHECKS
+from sft.gate.comparison import DATE, Difference, Example, compare, lost_text, show
+from sft.gate.conversation import Conversation
+from sft.gate.serving import Serving, load_serving
 from tests.unit.served import CHATML, FAMILIES, IM, QWEN3, write_family, write_served
 from tests.workflow.stub_trainer import write_tokenizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sft.conversation import (
+from sft.gate.conversation import (
     BETWEEN_RESULTS,
     CONTROL_STRINGS,
     KINDS,

@@ -8,9 +8,9 @@ import pytest
 
 from sft.errors import SftError
 from sft.files import write_json
-from sft.gate import check_tokens, inspect_tokens, judge_findings, summaries
-from sft.preview import FIRST, Finding, Sample, Summary, Token
-from sft.verdict import judge
+from sft.gate.gate import check_tokens, inspect_tokens, judge_findings, summaries
+from sft.gate.preview import FIRST, Finding, Sample, Summary, Token
+from sft.gate.verdict import judge
 from tests.unit.planning import EXPERIMENT, changed
 
 COUNTS = {
@@ -204,7 +204,7 @@ def test_summary_has_the_counts_and_findings_of_its_source():
 
 
 def test_what_was_found_before_by_the_same_code_is_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("sft.gate._code_hash", lambda: "0123456789")
+    monkeypatch.setattr("sft.gate.gate._code_hash", lambda: "0123456789")
     write_json(tmp_path / "inspected-01234567.json", inspected())
 
     found = inspect_tokens(EXPERIMENT, {}, {}, {"folder": str(tmp_path)}, num_workers=1)

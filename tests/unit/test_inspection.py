@@ -14,11 +14,11 @@ import pytest
 from datasets import Dataset, Features, Value
 from datasets import Sequence as List
 
-from sft.checks import PACKS
-from sft.conversation import Conversation
 from sft.errors import SftError
 from sft.files import write_text
-from sft.inspection import (
+from sft.gate.checks import PACKS
+from sft.gate.conversation import Conversation
+from sft.gate.inspection import (
     Request,
     RowIndex,
     Spot,
@@ -27,10 +27,10 @@ from sft.inspection import (
     inspect,
     read_examples,
 )
-from sft.preview import FIRST, Sample
-from sft.serving import Serving, load_serving
-from sft.structure import Examples
-from sft.tally import SHOWN_ROWS, SHOWN_SAMPLES, Source, Tally
+from sft.gate.preview import FIRST, Sample
+from sft.gate.serving import Serving, load_serving
+from sft.gate.structure import Examples
+from sft.gate.tally import SHOWN_ROWS, SHOWN_SAMPLES, Source, Tally
 from tests.unit.served import CHATML, IM, write_served
 
 OPTIONS = {"formatting": "sharegpt", "columns": {"messages": "conversations"}}

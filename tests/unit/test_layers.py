@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,14 @@ PACKAGE = CHECKOUT / "sft"
 # From the bottom to the top: a module imports from layers below its own, and from no other.
 # A folder is one module here; sft/trainers has rules of its own, below.
 LAYERS = (
-    ("errors", "process", "plot", "templates", "recipe", "row_counts", "preview", "conversation"),
+    ("errors", "process", "plot", "templates", "recipe", "row_counts"),
+    ("gate.preview", "gate.conversation"),
     ("endings", "request", "rejection"),
-    ("files", "step", "shards", "checks", "serving", "structure", "rows"),
-    ("receipt", "schema", "config", "locks", "weights", "comparison", "roles", "verdict", "tally"),
+    ("files", "step", "shards", "gate.checks", "gate.serving", "gate.structure", "gate.rows"),
+    ("receipt", "schema", "config", "locks", "weights"),
+    ("gate.comparison", "gate.roles", "gate.verdict", "gate.tally"),
     ("progress", "chain", "attempts"),
-    ("model", "mix", "site", "sizes", "inspection", "vocabulary"),
+    ("model", "mix", "site", "sizes", "gate.inspection", "gate.vocabulary"),
     ("experiment", "draws"),
     ("batch", "names"),
     ("steps", "memory"),
@@ -37,12 +39,15 @@ LAYERS = (
     ("links",),
     ("train", "status", "drive"),
     ("tokens", "render", "provenance", "delphi"),
-    ("gate",),
+    ("gate.gate",),
     # What people call.
     ("results", "status_text", "doctor"),
     ("cli",),
     ("__main__",),
 )
+
+# Folders whose modules have layers of their own.
+OPEN = {"gate"}
 
 # What a module may import beside the standard library and `sft`.
 PACKAGES = {
@@ -53,17 +58,17 @@ PACKAGES = {
     "card": {"huggingface_hub"},
     "fetch": {"huggingface_hub", "httpx2", "tqdm"},
     "sources": {"pyarrow"},
-    "rows": {"datasets", "pandas", "pyarrow"},
+    "gate.rows": {"datasets", "pandas", "pyarrow"},
     "row_counts": {"pyarrow"},
     "draws": {"numpy"},
     "weights": {"numpy"},
     "delphi": {"numpy", "tokenizers"},
-    "serving": {"jinja2", "transformers"},
-    "structure": {"numpy"},
-    "vocabulary": {"numpy", "tokenizers"},
-    "tally": {"numpy"},
-    "inspection": {"datasets", "numpy", "pyarrow"},
-    "preview": {"jinja2", "markupsafe"},
+    "gate.serving": {"jinja2", "transformers"},
+    "gate.structure": {"numpy"},
+    "gate.vocabulary": {"numpy", "tokenizers"},
+    "gate.tally": {"numpy"},
+    "gate.inspection": {"datasets", "numpy", "pyarrow"},
+    "gate.preview": {"jinja2", "markupsafe"},
     "plan_text": {"tabulate"},
     "registry": {"sqlalchemy"},
     "launch": {"jinja2"},
@@ -88,7 +93,11 @@ LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 def module_of(path: Path) -> str:
     """The name of a file's module in LAYERS: of a folder, the folder's."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return name_in_layers(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def name_in_layers(parts: Sequence[str]) -> str:
+    return ".".join(parts[:2]) if parts[0] in OPEN else parts[0]
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -104,7 +113,8 @@ def imports_of(path: Path) -> Iterator[str]:
 def own(path: Path) -> set[str]:
     """The modules of `sft` that a file imports, by their names in LAYERS, its own left out."""
     names = (name.split(".") for name in imports_of(path))
-    return {parts[1] for parts in names if parts[0] == "sft"} - {module_of(path)}
+    found = {name_in_layers(parts[1:]) for parts in names if parts[0] == "sft"}
+    return found - {module_of(path)}
 
 
 def foreign(path: Path) -> set[str]:
@@ -116,7 +126,11 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-ALL = sorted(path for path in PACKAGE.rglob("*.py") if path.read_text().strip())
+ALL = sorted(
+    path
+    for path in PACKAGE.rglob("*.py")
+    if ast.parse(path.read_text()).body and path != PACKAGE / "gate" / "__init__.py"
+)
 IN_TRAINERS = [path for path in ALL if module_of(path) == "trainers"]
 ELSEWHERE = [path for path in ALL if path not in IN_TRAINERS and module_of(path) != "__init__"]
 

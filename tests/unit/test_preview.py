@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from sft.files import read_json, write_json
-from sft.preview import (
+from sft.gate.preview import (
     FIRST,
     Finding,
     Gap,
@@ -22,7 +22,7 @@ from sft.preview import (
     shorten,
     wants_color,
 )
-from sft.preview.transcript import split_turns, visible, width_of
+from sft.gate.preview.transcript import split_turns, visible, width_of
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 HOSTILE = {

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from sft.errors import SftError
+from sft.gate.roles import diagnose_roles, flow_yaml, source_preflight
 from sft.mix import build_dataset
-from sft.roles import diagnose_roles, flow_yaml, source_preflight
 
 SHAREGPT = {"formatting": "sharegpt", "columns": {"messages": "messages"}}
 TAGS = {

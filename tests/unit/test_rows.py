@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sft import rows as rows_module
 from sft.errors import SftError
-from sft.rows import Part, count_rows, index_file, list_source_files, locate_row, read_rows
+from sft.gate import rows as rows_module
+from sft.gate.rows import Part, count_rows, index_file, list_source_files, locate_row, read_rows
 
 ROWS = [
     {"instruction": f"{number} é\n日本", "output": "x" * (number % 50), "tags": [{"a": number}]}
@@ -27,6 +27,9 @@ def write_lines(path: Path, rows: list) -> Path:
 def write_array(path: Path, rows: list) -> Path:
     path.write_text(json.dumps(rows, ensure_ascii=False, indent=1))
     return path
+
+
+SHORT_GZIP = gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-20]  # the same in each test process
 
 
 def write_gzip(path: Path, rows: list) -> Path:
@@ -199,7 +202,7 @@ def test_parquet_without_rows_has_none(tmp_path):
         ("d.json", b'[\n{"a": 1},\n{"a":', "d.json, line 3: not JSON: Expecting value"),
         ("d.json", b'[\n{"a": 1},\n"x"]', "d.json, line 3: found a str, expected a JSON object"),
         ("d.json", b'[\n{"a": "\xff"}]', "d.json, behind line 1: not UTF-8: invalid start byte"),
-        ("d.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999)[:-20], "d.jsonl.gz: not a whole file"),
+        ("d.jsonl.gz", SHORT_GZIP, "d.jsonl.gz: not a whole file"),
         ("d.jsonl.gz", b'{"a": 1}\n', "d.jsonl.gz: not a whole file of its type: Not a gzipped"),
         ("d.parquet", b"PAR1", "d.parquet: not a whole file of its type: Parquet file size is 4"),
         ("d.arrow", b"", "d.arrow: not a whole file of its type"),

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from sft.errors import SftError
-from sft.serving import EMPTY_REASONING, REASONING, load_serving
+from sft.gate.serving import EMPTY_REASONING, REASONING, load_serving
 from tests.unit.served import CHATML, FAMILIES, IM, QWEN3, write_family, write_served
 from tests.workflow.stub_trainer import write_tokenizer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sft.structure import IGNORED, Anatomy, Examples, find_faults, find_runs
+from sft.gate.structure import IGNORED, Anatomy, Examples, find_faults, find_runs
 
 # <|im_start|> 90, assistant 91, newline 92, <|im_end|> 93; an empty block 80 82 81 82.
 HEADER, END, TAIL, BLOCK, OTHER_BLOCK = (90, 91, 92), 93, (92,), (80, 82, 81, 82), (70, 71)

@@ -1,8 +1,8 @@
 import pytest
 
-from sft.checks import CHECKS
 from sft.errors import SftError
-from sft.verdict import Judged, judge, refusal, refuse
+from sft.gate.checks import CHECKS
+from sft.gate.verdict import Judged, judge, refusal, refuse
 
 
 def finding(fault: str = "no_loss", count: int = 3, of: int = 200, source: str = "talks") -> dict:

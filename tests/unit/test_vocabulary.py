@@ -14,8 +14,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from sft.backends import llamafactory
+from sft.gate.vocabulary import template_faults
 from sft.templates import CUSTOM_TEMPLATES
-from sft.vocabulary import template_faults
 from tests.tokenizers import llama3, qwen
 from tests.unit.test_weights import write_matrices
 

@@ -96,9 +96,9 @@ def tokenize(request: Path, tokens: Path) -> dict:
     import pyarrow.parquet as pq
     from datasets import Dataset, Features, Sequence, Value
 
-    from sft.conversation import read_conversation
-    from sft.rows import read_rows
-    from sft.serving import load_serving
+    from sft.gate.conversation import read_conversation
+    from sft.gate.rows import read_rows
+    from sft.gate.serving import load_serving
 
     config = yaml.safe_load((request / "tokenize.yaml").read_text())
     write_tokenizer(tokens.parent / "tokenizer")

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from sft.gate import check_tokens
+from sft.gate.gate import check_tokens
 from sft.receipt import Clock, read_receipt, write_receipt
 from sft.step import step_log
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from sft.gate import inspect_tokens
+from sft.gate.gate import inspect_tokens
 from sft.receipt import Clock, read_receipt, read_receipts, write_receipt
 from sft.step import step_log
 

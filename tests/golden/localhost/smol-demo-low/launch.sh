@@ -18,6 +18,7 @@ trap 'rm -rf "$TMPDIR"' EXIT
 # Caches that each process writes: shared ones are torn by many nodes at once.
 export HF_DATASETS_CACHE="$SPILL/datasets" XDG_CACHE_HOME="$SPILL/cache" TRITON_CACHE_DIR="$SPILL/triton"
 export TORCHINDUCTOR_CACHE_DIR="$SPILL/inductor" TORCH_EXTENSIONS_DIR="$SPILL/extensions"
+export PYTHONFAULTHANDLER=1 # SIGABRT lets a process write its stack
 
 # What is set here wins over all of the above.
 export WANDB_MODE=disabled
@@ -33,6 +34,8 @@ trainer=$! told=yes
 
 # Slurm tells only this script to end. The trainer is told in turn, saves a checkpoint and leaves.
 trap 'told=yes; kill -TERM "$trainer"' TERM
+# Of a job that makes no step: the training processes write where they hang, and end.
+trap 'told=yes; kill -ABRT "$trainer"' ABRT
 while [ "$told" ]; do # a signal ends `wait`, not the trainer
   told='' code=0
   wait "$trainer" || code=$?

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sft.preview.sample import FIRST, VERDICTS, Finding, Gap, Sample, Summary, Token
+from sft.gate.preview.sample import FIRST, VERDICTS, Finding, Gap, Sample, Summary, Token
 
 LOOK_AT = (
     "Look at the end of each answer: all that the assistant says and the token that ends its turn "

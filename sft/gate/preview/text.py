@@ -6,8 +6,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, TextIO
 
-from sft.preview.sample import FIRST, Finding, Gap, Sample, Summary
-from sft.preview.transcript import (
+from sft.gate.preview.sample import FIRST, Finding, Gap, Sample, Summary
+from sft.gate.preview.transcript import (
     LOOK_AT,
     PART,
     Run,

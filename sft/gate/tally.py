@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sft.checks import PACKS, ROW_CHECKS
-from sft.preview import FIRST, Sample
-from sft.rows import Part
+from sft.gate.checks import PACKS, ROW_CHECKS
+from sft.gate.preview import FIRST, Sample
+from sft.gate.rows import Part
 
 SHOWN_ROWS = 10  # of one fault and source
 SHOWN_SAMPLES = 2  # of one fault and source

@@ -27,7 +27,7 @@ class Check:
     acceptable: bool = True
 
 
-# Of the rows of a source, whatever is made of them (sft/conversation.py).
+# Of the rows of a source, whatever is made of them (sft/gate/conversation.py).
 ROW_CHECKS = {
     "missing_column": Check(
         "lack a column that the registry names",
@@ -127,7 +127,7 @@ ROW_CHECKS = {
     ),
 }
 
-# Of the tokens, whoever made them (sft/structure.py, sft/comparison.py).
+# Of the tokens, whoever made them (sft/gate/structure.py, sft/gate/comparison.py).
 TOKEN_CHECKS = {
     "broken_tokens": Check(
         "hold labels or ids that no trainer can mean (label beside its id, id beyond the "

@@ -8,8 +8,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from sft.preview.sample import FIRST, VERDICTS, Gap, Sample, Summary
-from sft.preview.transcript import (
+from sft.gate.preview.sample import FIRST, VERDICTS, Gap, Sample, Summary
+from sft.gate.preview.transcript import (
     LOOK_AT,
     PART,
     Piece,

@@ -4,9 +4,9 @@
 `preview_page` and `preview_text` show them in a browser and in a terminal.
 """
 
-from sft.preview.page import preview_page
-from sft.preview.sample import FIRST, Finding, Gap, Sample, Summary, Token, shorten
-from sft.preview.text import preview_text, wants_color
+from sft.gate.preview.page import preview_page
+from sft.gate.preview.sample import FIRST, Finding, Gap, Sample, Summary, Token, shorten
+from sft.gate.preview.text import preview_text, wants_color
 
 __all__ = [
     "FIRST",

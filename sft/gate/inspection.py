@@ -1,7 +1,7 @@
 """Look at every example of a pretokenized mix, on all cores, whoever made it.
 
 What is found is counted by fault and source, with the first rows of each; what becomes of it is
-decided elsewhere (sft/verdict.py).
+decided elsewhere (sft/gate/verdict.py).
 """
 
 import json
@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sft.checks import PACKS
-from sft.comparison import Difference, Example, compare, lost_text, show
-from sft.conversation import (
+from sft.errors import SftError
+from sft.gate.checks import PACKS
+from sft.gate.comparison import Difference, Example, compare, lost_text, show
+from sft.gate.conversation import (
     REASONING_MARKERS,
     Conversation,
     answer_digest,
@@ -29,13 +30,12 @@ from sft.conversation import (
     read_schema,
     row_digest,
 )
-from sft.errors import SftError
-from sft.preview import FIRST, Sample, Token, shorten
-from sft.rows import count_rows, read_rows
-from sft.serving import EMPTY_REASONING, REASONING, Serving, load_serving
+from sft.gate.preview import FIRST, Sample, Token, shorten
+from sft.gate.rows import count_rows, read_rows
+from sft.gate.serving import EMPTY_REASONING, REASONING, Serving, load_serving
+from sft.gate.structure import Anatomy, Examples, Found, find_faults
+from sft.gate.tally import SHOWN_ROWS, SHOWN_SAMPLES, Source, Tally, sum_up
 from sft.step import Progress
-from sft.structure import Anatomy, Examples, Found, find_faults
-from sft.tally import SHOWN_ROWS, SHOWN_SAMPLES, Source, Tally, sum_up
 
 ROWS_AT_ONCE = 1000
 PACKS_AT_ONCE = 100

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sft.conversation import REASONING_MARKERS
 from sft.errors import SftError, first_few
+from sft.gate.conversation import REASONING_MARKERS
 
 _BLOCKS = "|".join(
     f"{re.escape(first)}(?:.*?){re.escape(last)}" for first, last in REASONING_MARKERS

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
-from sft.conversation import Conversation
-from sft.serving import EMPTY_REASONING, REASONING, REASONING_MARKERS, Serving
+from sft.gate.conversation import Conversation
+from sft.gate.serving import EMPTY_REASONING, REASONING, REASONING_MARKERS, Serving
 
 SHOWN = 60  # characters of a text in a message
 BEFORE = 20  # of them before the place where two texts differ

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from sft.backends import BACKENDS
-from sft.checks import CHECKS
 from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.files import hash_file, hash_json, read_json, write_json, write_text
-from sft.inspection import Request, inspect
-from sft.preview import Finding, Sample, Summary, preview_page
+from sft.gate.checks import CHECKS
+from sft.gate.inspection import Request, inspect
+from sft.gate.preview import Finding, Sample, Summary, preview_page
+from sft.gate.tally import Source
+from sft.gate.verdict import Judged, judge, refuse
 from sft.step import log
-from sft.tally import Source
 from sft.tokens import list_rows
-from sft.verdict import Judged, judge, refuse
 from sft.weights import count_embeddings
 
 # What decides what an inspection finds in the same tokens, and in which form.

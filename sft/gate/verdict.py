@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sft.checks import CHECKS
 from sft.errors import raise_faults
+from sft.gate.checks import CHECKS
 
 SHOWN_PLACES = 10
 

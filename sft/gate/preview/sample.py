@@ -75,7 +75,8 @@ class Sample:
 class Finding:
     """A fault counted for one source: in how many rows.
 
-    `meaning` completes "12 rows: they …", as in sft/checks.py; `remedy` is what a person can do.
+    `meaning` completes "12 rows: they …", as in sft/gate/checks.py; `remedy` is what a person
+    can do.
     """
 
     fault: str

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sft.conversation import (
+from sft.errors import SHOWN, SftError, nearest
+from sft.gate.conversation import (
     DEFAULT_TAGS,
     MEDIA,
     RowFault,
@@ -14,8 +15,7 @@ from sft.conversation import (
     read_conversation,
     read_schema,
 )
-from sft.errors import SHOWN, SftError, nearest
-from sft.rows import Files, has_inferred_dates, locate_row, read_rows
+from sft.gate.rows import Files, has_inferred_dates, locate_row, read_rows
 
 SHOWN_ROWS = 9
 SAMPLED_ROWS = 200  # of those that can be read, and of those that cannot

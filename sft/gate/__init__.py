@@ -1,0 +1,1 @@
+"""The gate: what would ruin a model in silence is found on the tokens, before a GPU starts."""
