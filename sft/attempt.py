@@ -50,7 +50,7 @@ from sft.step import log
 CONFIG = "train.yaml"  # beside the checkpoints: what trained them, whatever is rendered since
 SCRIPT = "train.sbatch"
 POLL_S = 2.0
-LOOK_S = 10.0
+LOOK_S = 5.0
 STACKS_S = 15.0  # time for the trainer's processes to write where they hang
 STOP_S = 60.0
 TOO_FEW = "Requested node configuration is not available"  # what sbatch says of nodes

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sft.slurm_text import read_facts, read_table
+
 SHOW_RESERVATIONS = ("scontrol", "--oneliner", "show", "reservation")
 # To be followed by user=<name>. The line of titles tells an empty answer from none.
 SHOW_ASSOCIATIONS = (
@@ -22,7 +24,8 @@ _SILENCE = (
     r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out)"
     r"|Zero Bytes were transmitted|temporarily unable to accept job|in standby mode"
     r"|Connection reset|Transport endpoint is not connected|DNS SRV lookup failed"
-    r"|Resource temporarily unavailable|Cannot allocate memory|Problem talking to the database"
+    r"|Resource temporarily unavailable|Cannot allocate memory|Too many open files"
+    r"|Problem talking to the database"
     r"|Unable to open .*dbd|Communication connection failure"
 )
 _STRANGER = r"authentication error|[Mm]unge|Invalid authentication credential"
@@ -199,7 +202,7 @@ def read_reservations(text: str) -> list[Reservation]:
     """The reservations that scontrol shows."""
     found = []
     for entry in re.split(r"(?=^ReservationName=)", text, flags=re.MULTILINE):
-        facts = dict(re.findall(r"(\w+)=(\S*)", entry))
+        facts = read_facts(entry)
         if "ReservationName" in facts:
             found.append(
                 Reservation(
@@ -215,10 +218,8 @@ def read_reservations(text: str) -> list[Reservation]:
 
 def read_associations(text: str) -> list[Association] | None:
     """The associations that sacctmgr shows; None where the line of titles is missing."""
-    titles, *lines = text.splitlines() or [""]
-    if not titles.startswith("Account|"):
-        return None
-    return [_read_association(line.split("|")) for line in lines]
+    lines = read_table(text, "Account|")
+    return None if lines is None else [_read_association(line.split("|")) for line in lines]
 
 
 def _read_association(values: list[str]) -> Association:

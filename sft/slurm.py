@@ -5,16 +5,18 @@ import getpass
 import hashlib
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 
 from sft.attempts import submitted_jobs
+from sft.commands import ASK_S, NOT_FOUND, TIMED_OUT, Answer, ask
 from sft.environment import without_secrets
 from sft.errors import SftError
 from sft.rejection import (
@@ -23,10 +25,11 @@ from sft.rejection import (
     explain_rejection,
     is_silence,
 )
+from sft.slurm_text import read_facts, read_settings, read_table
 
 QUEUE_AGE_S = 20.0  # one squeue in this time for all runs that a driver follows
-ASK_S = 60.0
 WAIT_S = 5.0
+SHOWN = 300  # characters of what is no answer
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -41,18 +44,22 @@ _FIELDS = {
     "time_left": "%L",
     "time_limit": "%l",
     "elapsed": "%M",
-    "name": "%j",
+    "name": "%j",  # the last, since it may hold anything
 }
+SHOW_QUEUE = ("squeue", "--me", "--states=all", f"--format={'|'.join(_FIELDS.values())}")
 
-# The id is the last line: sites' own sbatch says more before. What is written to a driver that was
-# killed meanwhile (the id, or words of the site on standard error) must end nothing.
+# The id is the last word: sites' own sbatch says more before. What is written to a driver that was
+# killed meanwhile (the id, or words of the site on standard error) must end nothing, and one that
+# tires of waiting ends all but what has a process group of its own (set -m).
 _SUBMIT = """
 trap '' PIPE
+set -m
 record=$1
 shift
 (
-  id=$("$@") || exit
-  id=${id##*$'\\n'} id=${id%%;*}
+  said=$("$@") || exit
+  id=${said##*[[:space:]]} id=${id%%;*}
+  [[ $id =~ ^[0-9]+$ ]] || { printf '%s' "$said" >&2; exit 1; }
   printf '%s\\n' "$id" >> "$record" && printf '%s\\n' "$id"
 ) &
 wait $!
@@ -102,21 +109,33 @@ def job_name(checkpoints: Path) -> str:
 def read_queue(max_age_s: float = QUEUE_AGE_S) -> dict[str, list[Job]]:
     """This user's jobs by name, oldest first, those that ended minutes ago among them.
 
-    All processes of the user on this host share an answer that is at most `max_age_s` old. Raises
-    SlurmAway where squeue fails: an empty queue has its line of titles all the same.
+    All processes of the user on this host share an answer that was asked for at most `max_age_s`
+    before, silence too. Raises SlurmAway where squeue does not answer.
     """
-    with open(_cache_file(), "a+", encoding="utf-8") as cache:
+    oldest_s = time.time() - max_age_s
+    with open(_cache_file(), "ab+", buffering=0) as cache:
         fcntl.flock(cache, fcntl.LOCK_EX)
-        age_s = time.time() - os.fstat(cache.fileno()).st_mtime
+        asked_s = os.fstat(cache.fileno()).st_mtime
         cache.seek(0)
-        text = cache.read()
-        if not text or not 0 <= age_s <= max_age_s:
-            text = _run(
-                ["squeue", "--me", "--states=all", f"--format={'|'.join(_FIELDS.values())}"]
-            )
-            cache.truncate(0)
-            cache.write(text)
+        text = cache.read().decode(errors="replace")
+        if not text or not oldest_s <= asked_s <= time.time():
+            text = _ask_for_queue(cache)
     return parse_queue(text)
+
+
+def _ask_for_queue(cache: FileIO) -> str:
+    """What squeue says now, or why it says nothing; it is kept, with the time of the question."""
+    asked_s = time.time()
+    try:
+        text = _run(SHOW_QUEUE) or "squeue printed nothing"
+    except SlurmAway as error:
+        text = str(error)
+    with suppress(OSError):  # the disk may be full
+        cache.truncate(0)
+        if cache.write(text.encode()) < len(text.encode()):
+            cache.truncate(0)
+        os.utime(cache.fileno(), (asked_s, asked_s))
+    return text
 
 
 def jobs_of_run(checkpoints: Path, max_age_s: float = QUEUE_AGE_S) -> list[Job]:
@@ -148,15 +167,21 @@ def _cache_file() -> Path:
 
 def parse_queue(text: str) -> dict[str, list[Job]]:
     """The jobs that squeue printed, by name; SlurmAway where its line of titles is missing."""
-    titles, *lines = text.splitlines() or [""]
-    if not titles.startswith("JOBID|STATE|"):
-        raise SlurmAway(f"squeue printed no titles: {text[:200]!r}")
     jobs = defaultdict(list)
-    for line in lines:
+    for line in _rows("JOBID|STATE|", text):
         values = line.split("|", len(_FIELDS) - 1)
-        job = Job(**dict(zip(_FIELDS, values, strict=True)))
-        jobs[job.name].append(job)
+        if len(values) == len(_FIELDS):  # else it is the rest of a name with a line feed
+            job = Job(**dict(zip(_FIELDS, values, strict=True)))
+            jobs[job.name].append(job)
     return {name: sorted(each, key=lambda job: _number(job.id)) for name, each in jobs.items()}
+
+
+def _rows(titles: str, text: str) -> list[str]:
+    """The lines below the titles that begin so; SlurmAway where those are missing."""
+    rows = read_table(text, titles)
+    if rows is None:
+        raise SlurmAway(text.strip()[:SHOWN] or "an empty answer")
+    return rows
 
 
 def _number(job_id: str) -> int:
@@ -187,19 +212,15 @@ def submit(
 
 def explain(refusal: str) -> str:
     """What Slurm's refusal of a job means, and what to do, by what Slurm says now."""
-    settings = _ask(["scontrol", "show", "config"])
-    cluster = re.search(r"^ClusterName\s*=\s*(\S+)", settings, re.MULTILINE)
-    associations = [*SHOW_ASSOCIATIONS, f"user={getpass.getuser()}"]
-    associations += [f"cluster={cluster[1]}"] if cluster else []
-    return explain_rejection(refusal, _ask(SHOW_RESERVATIONS), _ask(associations))
+    settings = read_settings(ask_slurm("scontrol", "show", "config").output)
+    associations = ask_slurm(*associations_command(settings.get("ClusterName")))
+    return explain_rejection(refusal, ask_slurm(*SHOW_RESERVATIONS).output, associations.output)
 
 
-def _ask(command: Sequence[str]) -> str:
-    """What a command prints; "" where it fails."""
-    try:
-        return _run(command)
-    except (SftError, SlurmAway):
-        return ""
+def associations_command(cluster: str | None) -> list[str]:
+    """What asks for this user's accounts on a cluster; on all of them where None is known."""
+    command = [*SHOW_ASSOCIATIONS, f"user={getpass.getuser()}"]
+    return [*command, f"cluster={cluster}"] if cluster else command
 
 
 def cancel(job_ids: Sequence[str]) -> None:
@@ -217,7 +238,9 @@ def ask_end(job_id: str) -> End | None:
         text = _run(["scontrol", "--oneliner", "show", "job", job_id])
     except SftError:  # the controller forgets a job minutes after its end
         return _ask_accounting(job_id)
-    facts = dict(re.findall(r"(\w+)=(\S*)", text))
+    facts = read_facts(text)
+    if "JobState" not in facts:
+        raise SlurmAway(text.strip()[:SHOWN] or "scontrol printed nothing")
     # A job that leaves by itself in the time of grace that a preemption gives ends as another one.
     is_preempted = facts.get("PreemptTime", "None") != "None"
     return End(
@@ -228,16 +251,16 @@ def ask_end(job_id: str) -> End | None:
 
 
 def _ask_accounting(job_id: str) -> End | None:
-    command = ["sacct", "-X", "-n", "-P", "-D", "-j", job_id, "-o", "State,ExitCode,NodeList"]
+    command = ["sacct", "-X", "-P", "-D", "-j", job_id, "-o", "State,ExitCode,NodeList"]
     try:
-        lines = _run(command).splitlines()
+        rows = _rows("State|", _run(command))
     except SftError as error:
         if "accounting storage is disabled" in str(error):
             return None
         raise
-    if not lines:
+    if not rows:
         return None
-    state, code, nodes = lines[-1].split("|")
+    state, code, nodes = rows[-1].split("|")
     return End(state, _exit_code(code), nodes.replace("None assigned", ""))
 
 
@@ -260,10 +283,10 @@ def _exit_code(text: str) -> int | None:
 
 def end_time(job_id: str) -> float | None:
     """When Slurm will end a running job, in seconds since 1970; None where it sets no end."""
-    text = _run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%e"]).strip()
+    times = _rows("END_TIME", _run(["squeue", f"--jobs={job_id}", "--format=%e"]))
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+        return datetime.fromisoformat(times[0]).timestamp() if times else None
+    except ValueError:  # N/A
         return None
 
 
@@ -272,16 +295,9 @@ def jobs_of_snakemake(folder: Path) -> dict[str, str]:
 
     The executor names each by a comment, rule_<rule>_wildcards_<values>.
     """
-    text = _run(["squeue", "--me", "--format=%i|%k|%Z"])
-    titles, *lines = text.splitlines() or [""]
-    if not titles.startswith("JOBID|"):
-        raise SlurmAway(f"squeue printed no titles: {text[:200]!r}")
-    jobs = (line.split("|", 2) for line in lines)
-    return {
-        job_id: comment.removeprefix("rule_").replace("_wildcards_", " ")
-        for job_id, comment, place in jobs
-        if comment.startswith("rule_") and place == str(folder)
-    }
+    rows = _rows("JOBID|", _run(["squeue", "--me", "--format=%i|%Z|%k"]))
+    jobs = [row.split(f"|{folder}|rule_", 1) for row in rows]
+    return {job[0]: job[1].replace("_wildcards_", " ") for job in jobs if len(job) == 2}
 
 
 def wait_for_jobs(folder: Path, say: Callable[[str], None]) -> None:
@@ -310,32 +326,30 @@ def list_nodes(notation: str) -> list[str]:
     """The names that a notation such as n[01-03,7] stands for."""
     if not notation:
         return []
-    return _run(["scontrol", "show", "hostnames", notation]).split()
+    names = _run(["scontrol", "show", "hostnames", notation]).split()
+    if not names:
+        raise SlurmAway("scontrol printed nothing")
+    return names
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     """What a command prints; SftError where it says no, SlurmAway where it gets no answer."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=outside_of_jobs(variables or without_secrets()),
-            timeout=ASK_S,
-            start_new_session=True,  # a driver's Ctrl-C is not for it
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SlurmAway(f"{command[0]} did not answer in {ASK_S:.0f} s") from None
-    except FileNotFoundError:
-        raise SftError(f"{command[0]}: not found; is this a node of a Slurm cluster?") from None
-    if done.returncode == 0:
-        return done.stdout
-    said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}, no word"
-    if is_silence(said) or not done.stderr.strip():
-        raise SlurmAway(said)
-    raise SftError(said)
+    answer = ask_slurm(*command, variables=variables)
+    if answer.code == 0:
+        return answer.output
+    if answer.code == TIMED_OUT or is_silence(answer.said) or not answer.errors.strip():
+        raise SlurmAway(answer.said)
+    where = "; is this a node of a Slurm cluster?" if answer.code == NOT_FOUND else ""
+    raise SftError(f"{answer.said}{where}")
+
+
+def ask_slurm(*command: str, text: str = "", variables: Mapping[str, str] | None = None) -> Answer:
+    """The answer of one of Slurm's commands, as given outside of jobs; it reads `text`.
+
+    It sees this process's environment without secrets, or `variables`.
+    """
+    seen = outside_of_jobs(without_secrets() if variables is None else variables)
+    return ask(*command, env=seen, text=text, timeout_s=ASK_S)
 
 
 def outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sft.slurm_text import read_facts, read_table
+
 SHOW_PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
 SHOW_NODES = ("sinfo", "--all", "--format=%R|%T|%D")
 SHOW_QOS = (
@@ -76,7 +78,7 @@ def read_partitions(shown: str, nodes: str) -> dict[str, Partition]:
     states = _read_states(nodes.splitlines()[1:])
     found = {}
     for line in shown.splitlines():
-        facts = dict(re.findall(r"(\w+)=(\S*)", line))
+        facts = read_facts(line)
         if name := facts.get("PartitionName"):
             found[name] = _read_partition(name, facts, states.get(name, Counter()))
     return found
@@ -116,10 +118,8 @@ def _read_states(lines: Iterable[str]) -> dict[str, Counter[str]]:
 
 def read_qos(text: str) -> dict[str, Qos] | None:
     """The QOS by name, from the words of SHOW_QOS; None where the line of titles is missing."""
-    titles, *lines = text.splitlines() or [""]
-    if not titles.startswith("Name|"):
-        return None
-    return {each.name: each for each in map(_read_qos, lines)}
+    lines = read_table(text, "Name|")
+    return None if lines is None else {each.name: each for each in map(_read_qos, lines)}
 
 
 def _read_qos(line: str) -> Qos:

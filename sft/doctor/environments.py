@@ -11,8 +11,8 @@ from typing import Any
 
 from sft.backends import BACKENDS
 from sft.catalog import Catalog
+from sft.commands import Answer, ask
 from sft.doctor.check import Check, Verdict
-from sft.doctor.commands import Answer, ask
 from sft.environment import OFFLINE, job_variables, pin_faults, prologue, read_pins
 from sft.errors import SftError
 from sft.experiment import Experiment

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from sft.commands import ask
 from sft.doctor.check import Check, Verdict
-from sft.doctor.commands import ask
 from sft.doctor.folders import check_sight, read_mounts
 from sft.doctor.settings import read_token, token_origins
 from sft.environment import REPOSITORY, without_secrets

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sft.catalog import Catalog
+from sft.commands import Answer
 from sft.doctor.check import Check, Verdict
 from sft.doctor.cluster import (
     SHOW_NODES,
@@ -21,12 +22,9 @@ from sft.doctor.cluster import (
     read_partitions,
     read_qos,
 )
-from sft.doctor.commands import Answer, ask
 from sft.doctor.submission import Job, Rights, check_jobs, count_nodes, list_jobs
-from sft.environment import without_secrets
 from sft.errors import first_few, nearest
 from sft.rejection import (
-    SHOW_ASSOCIATIONS,
     SHOW_RESERVATIONS,
     Reservation,
     explain_rejection,
@@ -36,7 +34,8 @@ from sft.rejection import (
 )
 from sft.request import Request
 from sft.site import PLACEHOLDER
-from sft.slurm import outside_of_jobs
+from sft.slurm import ask_slurm, associations_command
+from sft.slurm_text import read_settings, read_table
 
 COMMANDS = ("sbatch", "squeue", "scontrol", "sinfo", "scancel")
 JOBS_OF_A_RUN = 2  # the attempt that runs, and its next link
@@ -69,21 +68,21 @@ def check_slurm(
     yield check
     if not answering:
         return
-    shown, nodes = _ask(*SHOW_PARTITIONS), _ask(*SHOW_NODES)
+    shown, nodes = ask_slurm(*SHOW_PARTITIONS), ask_slurm(*SHOW_NODES)
     partitions = read_partitions(shown.output, nodes.output)
     if shown.code or nodes.code or not partitions:
         said = f"no list of partitions: {shown.said if shown.code else nodes.said}"
         yield slurm_check("partitions", Verdict.UNCHECKED, said, "try again later")
         return
     jobs = list_jobs(profile, catalog, requests, results)
-    settings = read_settings(_ask("scontrol", "show", "config").output)
+    settings = read_settings(ask_slurm("scontrol", "show", "config").output)
     rights, associations = Rights(partitions, None, None), ""
     if ENFORCED & set(settings.get("AccountingStorageEnforce", "").split(",")):
         known, check = _ask_accounts(settings["ClusterName"])
         yield check
         associations = known.output
         rights = Rights(
-            partitions, read_associations(associations), read_qos(_ask(*SHOW_QOS).output)
+            partitions, read_associations(associations), read_qos(ask_slurm(*SHOW_QOS).output)
         )
     yield from _check_number_of_jobs(profile, catalog, jobs, rights, results)
     yield from _check_jobs(jobs, rights, associations)
@@ -97,7 +96,7 @@ def _check_jobs(jobs: list[Job], rights: Rights, associations: str) -> Iterator[
     named = dict.fromkeys(name for job in jobs for name in rights.partitions_of(job.request))
     partitions = [rights.partitions[name] for name in named if name in rights.partitions]
     yield from (check for name in named for check in _check_partition(name, rights.partitions))
-    reservations = _ask(*SHOW_RESERVATIONS).output
+    reservations = ask_slurm(*SHOW_RESERVATIONS).output
     longest = max((job.request.minutes or 0 for job in jobs), default=0)
     warned = list(_check_maintenance(read_reservations(reservations), partitions, longest))
     yield from warned
@@ -105,24 +104,20 @@ def _check_jobs(jobs: list[Job], rights: Rights, associations: str) -> Iterator[
     yield from check_jobs(jobs, rights, reservations, associations, disturbed)
 
 
-def _ask(*command: str) -> Answer:
-    return ask(*command, env=outside_of_jobs(without_secrets()))
-
-
 def _check_answers() -> tuple[bool, Check]:
     """Whether the controller answers with more than silence."""
-    ping = _ask("scontrol", "ping")
+    ping = ask_slurm("scontrol", "ping")
     if " is UP" not in ping.output:
         return False, slurm_check(
             "controller",
             Verdict.FAULT,
-            (ping.output or ping.errors).splitlines()[0],
+            (ping.output.strip() or ping.said).splitlines()[0],
             explain_rejection(ping.errors, "", "")
             if is_silence(ping.errors)
             else "no job is lost: wait, or try another login node; a long downtime is announced on "
             "the site's status page",
         )
-    listing = _ask(*SHOW_NODES)
+    listing = ask_slurm(*SHOW_NODES)
     if listing.code or not listing.output.startswith("PARTITION|"):
         return False, slurm_check(
             "controller",
@@ -130,18 +125,13 @@ def _check_answers() -> tuple[bool, Check]:
             f"sinfo gives no list: {listing.said}",
             "an empty answer means nothing: this node may be out of processes, try another one",
         )
-    version = _ask("sbatch", "--version").output.strip()
+    version = ask_slurm("sbatch", "--version").output.strip()
     return True, slurm_check("controller", Verdict.OK, f"{version or 'Slurm'} answers")
-
-
-def read_settings(text: str) -> dict[str, str]:
-    """Slurm's settings, as scontrol show config prints them."""
-    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
 
 
 def _ask_accounts(cluster: str) -> tuple[Answer, Check]:
     """What accounting says of this user on this cluster, and a check of it."""
-    answer = _ask(*SHOW_ASSOCIATIONS, f"user={getuser()}", f"cluster={cluster}")
+    answer = ask_slurm(*associations_command(cluster))
     associations = read_associations(answer.output)
     if associations is None:
         return answer, slurm_check(
@@ -215,7 +205,7 @@ def _check_maintenance(
 
 def expand(notation: str) -> set[str]:
     """The names that a notation such as n[01-03,7] stands for; empty where it is none."""
-    answer = _ask("scontrol", "show", "hostnames", notation)
+    answer = ask_slurm("scontrol", "show", "hostnames", notation)
     return set(answer.output.split()) if answer.code == 0 else set()
 
 
@@ -246,7 +236,7 @@ def _check_bad_nodes(bad_nodes: Mapping[str, str]) -> Iterator[Check]:
     """Whether Slurm knows each node to stay away from: with one wrong name it refuses all jobs."""
     if not bad_nodes:
         return
-    listing = _ask("sinfo", "--all", "--noheader", "--Node", "--format=%N")
+    listing = ask_slurm("sinfo", "--all", "--noheader", "--Node", "--format=%N")
     if listing.code:
         yield slurm_check("bad_nodes", Verdict.UNCHECKED, listing.said, "try again later")
         return
@@ -269,9 +259,9 @@ def _check_bad_nodes(bad_nodes: Mapping[str, str]) -> Iterator[Check]:
 
 def _check_queue() -> Iterator[Check]:
     """Jobs of this user that wait for what will not come."""
-    answer = _ask("squeue", f"--user={getuser()}", "--states=PENDING", "--format=%i|%a|%q|%r")
-    titles, *lines = answer.output.splitlines() or [""]
-    if answer.code or not titles.startswith("JOBID|"):
+    answer = ask_slurm("squeue", f"--user={getuser()}", "--states=PENDING", "--format=%i|%a|%q|%r")
+    lines = read_table(answer.output, "JOBID|")
+    if answer.code or lines is None:
         yield slurm_check("your jobs", Verdict.UNCHECKED, f"squeue gives no list: {answer.said}")
         return
     reasons: Counter[tuple[str, ...]] = Counter()

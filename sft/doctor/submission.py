@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from sft.catalog import Catalog
+from sft.commands import TIMED_OUT, Answer
 from sft.doctor.check import Check, Verdict
 from sft.doctor.cluster import Partition, Qos
-from sft.doctor.commands import TIMED_OUT, Answer, ask
-from sft.environment import without_secrets
 from sft.errors import nearest
 from sft.launch import sbatch_text
 from sft.rejection import Association, explain_rejection, is_silence
 from sft.request import Request, training_request
 from sft.site import PLACEHOLDER
-from sft.slurm import outside_of_jobs
+from sft.slurm import ask_slurm
 
 HERE = ("check_tokens", "detect_layout")  # rules that run beside Snakemake
 NETWORK = ("fetch_model", "fetch_dataset", "upload", "register")
@@ -285,5 +284,4 @@ def rehearse(job: Job, reservations: str, associations: str, disturbed: bool) ->
 def submit_dry(job: Job) -> Answer:
     """The answer of sbatch to a job that it does not submit."""
     wrapped = () if job.script else ("--job-name=sft-doctor", "--wrap=true")
-    command = ("sbatch", "--test-only", *job.options, *wrapped)
-    return ask(*command, env=outside_of_jobs(without_secrets()), text=job.script)
+    return ask_slurm("sbatch", "--test-only", *job.options, *wrapped, text=job.script)

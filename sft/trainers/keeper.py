@@ -219,6 +219,7 @@ class Keeper(TrainerCallback):
         if control.should_save:  # save_strategy: epoch
             self.save_began = time.monotonic()
             control.should_log = True
+            control.should_save = not self.ruined_logs  # the last step may be logged already
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

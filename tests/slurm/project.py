@@ -21,7 +21,7 @@ from typing import Any
 
 from sft.attempts import list_attempts, submitted_jobs
 from sft.files import hash_file, read_json, write_yaml
-from sft.progress import read_events
+from sft.progress import EVENTS, read_events
 from sft.slurm import job_name
 from tests.slurm.cluster import Cluster
 
@@ -311,11 +311,17 @@ class Run:
         attempts = self.attempts()
         for before, after in pairwise(attempts):
             assert before["finished"] <= after["started"], (before, after)
+        for before, after in pairwise(self._all_events()):  # two at once would mix theirs
+            assert after["event"] == "begin" or after["step"] >= before["step"], (before, after)
         command = ["squeue", "--noheader", "--states=all", f"--name={self.job_name}", "--format=%i"]
-        known = set(self.project.cluster.ask(*command).split())
-        assert known <= set(submitted_jobs(self.checkpoints)), known
+        known = {*submitted_jobs(self.checkpoints), *(each["job_id"] for each in attempts)}
+        assert set(self.project.cluster.ask(*command).split()) <= known
         left = [folder for folder in self.temporary if Path(folder).exists()]
         assert not left, left
+
+    def _all_events(self) -> list[dict[str, Any]]:
+        path = self.checkpoints / EVENTS
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def last_step(self) -> int:
         """The highest step that the trainer has done."""

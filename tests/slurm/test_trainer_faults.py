@@ -12,6 +12,7 @@ import pytest
 
 from sft.checkpoint import newest_complete_checkpoint, resume_fault, step_of
 from sft.files import read_yaml
+from sft.progress import read_events
 from tests.slurm.project import WAIT_S
 
 
@@ -21,6 +22,11 @@ def fail(run) -> str:
     text = run.finish(driver)
     assert driver.returncode == 1, text
     return text
+
+
+def saved_steps(run) -> list[int]:
+    """The steps after which a checkpoint was saved."""
+    return [each["step"] for each in read_events(run.checkpoints) if each["event"] == "save"]
 
 
 def adopt(run, other, *names: str) -> None:

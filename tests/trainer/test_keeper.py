@@ -242,10 +242,11 @@ def test_run_whose_loss_is_not_a_number_stops(world_size, options, poisoned, tmp
     ("options", "limits"),
     [
         ({"save_steps": 1, "logging_steps": 5}, {}),
+        ({"save_steps": None, "save_strategy": "epoch", "gradient_accumulation_steps": 32}, {}),
         ({"max_steps": 1}, {}),
         ({}, {"SFT_JOB_END": time.time() + 1000, "SFT_SAVE_GUESS_S": LONG_S}),
     ],
-    ids=["between logs", "at the last step", "at the end of the job"],
+    ids=["between logs", "at the end of an epoch", "at the last step", "at the end of the job"],
 )
 def test_ruined_state_is_never_saved(options, limits, poisoned, tmp_path):
     assert train(write_config(tmp_path, poisoned, **options), **limits) == [76]

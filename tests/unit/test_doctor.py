@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sft.commands import NOT_FOUND, TIMED_OUT, ask
 from sft.doctor import Check, Printer, Verdict, has_fault, run_doctor, sum_up
-from sft.doctor.commands import NOT_FOUND, TIMED_OUT, ask
 from sft.doctor.host import judge_certificate
 from sft.doctor.settings import token_origins
 from sft.errors import SftError

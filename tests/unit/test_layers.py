@@ -14,7 +14,7 @@ PACKAGE = CHECKOUT / "sft"
 # From the bottom to the top: a module imports from layers below its own, and from no other.
 # A folder is one module here; sft/trainers has rules of its own, below.
 LAYERS = (
-    ("errors", "process", "plot", "templates", "recipe", "row_counts"),
+    ("errors", "process", "plot", "templates", "recipe", "row_counts", "commands", "slurm_text"),
     ("gate.preview", "gate.conversation"),
     ("endings", "request", "rejection"),
     ("files", "step", "shards", "gate.checks", "gate.serving", "gate.structure", "gate.rows"),

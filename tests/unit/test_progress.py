@@ -212,18 +212,18 @@ def long_run(tmp_path_factory):
 
 
 def test_progress_of_200_000_lines_takes_a_moment(long_run):
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     progress = read_progress(long_run)
 
-    assert time.perf_counter() - start_s < 0.5
+    assert time.process_time() - start_s < 2
     assert (progress.step, progress.begun_step) == (LINES - 1, 0)
 
 
 def test_newest_events_of_200_000_lines_are_read_at_once(long_run):
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     events = read_events(long_run, since=LINES - 100.0)
 
-    assert time.perf_counter() - start_s < 0.2
+    assert time.process_time() - start_s < 1
     assert len(events) == 100
 
 

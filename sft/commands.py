@@ -41,6 +41,7 @@ def ask(*command: str, env: Mapping[str, str], text: str = "", timeout_s: float 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
             errors="replace",
             env=dict(env),
             start_new_session=True,
@@ -61,6 +62,6 @@ def ask(*command: str, env: Mapping[str, str], text: str = "", timeout_s: float 
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End a program with all that it started."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    """End a program with all that it started; what has left its group may hold on to the pipes."""
+    with process:
+        os.killpg(process.pid, signal.SIGKILL)
