@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ from sft.endings import Kind
 from sft.errors import SftError
 from sft.files import read_yaml, write_text
 from sft.local import MARK
-from sft.process import marked_processes, this_process
+from sft.process import marked_processes, parent_of, this_process
 from sft.settle import judge_attempt, reached_step, refuse_other_world_size, settle
 from sft.step import log
 
@@ -288,9 +289,19 @@ class Attempt:
         """End what trains on this node after srun's end.
 
         Where Slurm takes a node for dead that only lost its daemon, srun ends and the training goes
-        on. Slurm has told the next link to begin.
+        on. Slurm has told the next link to begin. The launch script has a moment to end by itself
+        when all that it started has ended: it removes its folders.
         """
-        for pid in marked_processes(f"{MARK}={this_process()}"):
+        mark = f"{MARK}={this_process()}"
+        family = marked_processes(mark)
+        self._kill([pid for pid in family if parent_of(pid) in family])
+        deadline = time.monotonic() + POLL_S
+        while marked_processes(mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._kill(marked_processes(mark))
+
+    def _kill(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             log.warning("process %d outlived srun; ending it", pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -62,6 +62,12 @@ def marked_processes(mark: str) -> set[int]:
     return found
 
 
+def parent_of(pid: int) -> int | None:
+    """The number of the process that started another one; None where that has ended."""
+    stat = _read_stat(pid)
+    return int(stat[1]) if stat else None
+
+
 def session_descendants(pid: int) -> list[int]:
     """The numbers of what a process started, and what that started, in its own session."""
     children = defaultdict(list)

@@ -495,7 +495,8 @@ NOISE = re.compile(
             r"^frame #\d+|^Exception raised from|<omitting python frames>",
             r"kernel errors might be|For debugging consider|TORCH_USE_CUDA_DSA|Search for `cuda",
             r"Setting OMP_NUM_THREADS|application as needed|^\s*[\^~]+$|\d+%\|",
-            r"most recent call (?:first|last)\):|^ +File \"",
+            r"most recent call (?:first|last)\):|^ +File \"|^ +Garbage-collecting",
+            r"^Extension modules: |(?:, [\w.]+){8}",  # srun breaks such a line in several
             r"^The above exception was|^During handling of the above",
         )
     )

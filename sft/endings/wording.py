@@ -39,8 +39,10 @@ def telling(log: Log) -> tuple[str, ...]:
 def stacks(log: Log) -> list[str]:
     """Where processes were, by the stacks that faulthandler writes, each place with its count."""
     starts = [place for place, line in enumerate(log.lines) if _STACK.match(line.text)]
-    places = Counter(text for start in starts for text in following(log.lines, start)[:1])
-    return [f"{count} × {place.strip()}" for place, count in places.most_common(4)]
+    below = ([text.strip() for text in following(log.lines, start)] for start in starts)
+    frames = ([text for text in stack if text.startswith("File ")] for stack in below)
+    places = Counter(place for stack in frames for place in stack[:1])
+    return [f"{count} × {place}" for place, count in places.most_common(4)]
 
 
 def what(found: Found) -> str:

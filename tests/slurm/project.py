@@ -248,7 +248,7 @@ class Run:
         return self
 
     def start(self, path: Path | None = None, **constants: float) -> subprocess.Popen:
-        """Start a driver, with other constants of `links` and `slurm`; see `Project.start` for `path`."""
+        """Start a driver, with other constants of `links` and `slurm`; `path` as for a project."""
         command = [sys.executable, "-c", DRIVER, str(self.folder), json.dumps(constants)]
         driver = self.project.start(command, path)
         self.drivers.append(driver)

@@ -11,7 +11,7 @@ import pytest
 from sft.attempts import submitted_jobs
 from sft.checkpoint import finished_folder
 from tests.slurm.cluster import Cluster
-from tests.slurm.project import Project, Run, occupy_nodes
+from tests.slurm.project import ROWS, Project, Run, occupy_nodes
 
 
 def kill(driver, number=signal.SIGKILL):
@@ -171,9 +171,7 @@ def test_failure_without_a_driver_is_reported_once(new_run, undisturbed, table):
     run = new_run()
     launch = run.folder / "launch.sh"
     whole = launch.read_text()
-    launch.write_text(
-        whole.replace("set -euo pipefail\n", "set -euo pipefail\ncd /no/such/folder\n")
-    )
+    launch.write_text(whole.replace("pipefail\n", "pipefail\ncd /no/such/folder\n"))
     driver = run.start()
     wait_for_job(run)
     kill(driver)
@@ -207,9 +205,7 @@ def test_chain_goes_on_without_a_driver(new_run, undisturbed, table, cluster):
     assert run.endings() == ["node_fail", "completed"]
     assert run.weights() == undisturbed()
     run.check_traces()
-    table(
-        "node lost while no driver lives", run, "the next link, which waits in the queue, goes on"
-    )
+    table("node lost while no driver lives", run, "the next link, which waits already, goes on")
 
 
 # --- Slurm does not answer -----------------------------------------------------------------------
@@ -264,9 +260,7 @@ def test_controller_away_while_the_job_runs_and_ends(new_run, undisturbed, table
     assert run.endings() == ["completed"]
     assert run.weights() == undisturbed()
     run.check_traces()
-    happens = (
-        "the driver says so once and waits; that a training ended meanwhile is seen afterwards"
-    )
+    happens = "the driver says so once and waits; what ended meanwhile is seen afterwards"
     table("slurmctld away while a job runs and ends", run, happens)
 
 
@@ -337,9 +331,7 @@ def test_job_that_slurm_refuses(what, new_run, table):
     assert "Traceback" not in text
     assert submitted_jobs(run.checkpoints) == []
     run.check_traces()
-    table(
-        f"{what} that Slurm refuses", run, "one message with the remedy; run again when corrected"
-    )
+    table(f"{what} that Slurm refuses", run, "one message, with the remedy")
 
 
 def test_refused_run_trains_after_the_correction(new_run, undisturbed):
@@ -355,23 +347,22 @@ def test_refused_run_trains_after_the_correction(new_run, undisturbed):
 
 def test_reason_is_said_of_a_job_that_waits_for_ever(new_run, table, cluster):
     run = new_run(request={"qos": "boost_qos_dbg", "minutes": 60})
-    run.start()
+    run.start(QUEUE_AGE_S=2)
     run.wait_to_say("waits (QOSMaxWallDurationPerJobLimit)")
     cluster.ask("scancel", *run.queued())
     run.wait_to_say("run again to try once more")
 
     assert run.endings() == ["cancelled"]
     run.check_traces()
-    happens = (
-        "the driver says Slurm's reason while the job waits; where the profile has the limit, "
-    )
-    table("wall time over that of the QOS", run, f"{happens}nothing is submitted")
+    happens = "Slurm's reason is said while it waits; a limit in the profile refuses it before"
+    table("wall time over that of the QOS", run, happens)
 
 
-def test_wall_time_over_the_profiles_limit_is_refused_before_submission(project):
-    limits = "max_minutes_by_qos={boost_qos_dbg: 10}"
-    asked = "train:qos=boost_qos_dbg"
-    snakemake = project.snakemake("--config", limits, "--set-resources", asked)
+def test_wall_time_over_the_profiles_limit_is_refused_before_submission(project, tmp_path):
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("max_minutes_by_qos: {boost_qos_dbg: 10}\n")
+    asked = ("--set-resources", "train:qos=boost_qos_dbg")
+    snakemake = project.snakemake("--configfile", str(limits), *asked)
     text = snakemake.communicate(timeout=60)[0]
 
     assert snakemake.returncode == 1
@@ -428,3 +419,71 @@ def test_changed_row_leaves_the_old_job_and_its_chain_ends(new_run, table, clust
     assert len(old.attempts()) == 1
     happens = "a warning names the old job; its next link leaves the old checkpoints as they are"
     table("row changed while its job runs", new, happens)
+
+
+# --- snakemake itself ----------------------------------------------------------------------------
+
+
+def jobs_of_rule(project: Project, rule: str) -> list[str]:
+    """The ids of the jobs that snakemake's executor submitted for a rule, by their logs."""
+    logs = (project.root / "results" / "slurm_logs" / f"rule_{rule}").rglob("*.log")
+    return sorted(path.stem for path in logs)
+
+
+def rendered_run(project: Project, name: str) -> Run:
+    """The run of a row of the table."""
+    [checkpoints] = (project.root / "results" / "runs" / name / "checkpoints").iterdir()
+    return Run(project, name, checkpoints.name)
+
+
+def test_table_is_trained_and_released_though_snakemake_is_killed(
+    project, undisturbed, table, cluster
+):
+    runs = [rendered_run(project, name) for name in ("one", "two")]
+    snakemake = project.snakemake()
+    runs[0].wait_for_step(0)
+    os.kill(snakemake.pid, signal.SIGKILL)
+    snakemake.communicate()
+    snakemake = project.snakemake()
+    text = snakemake.communicate(timeout=300)[0]
+
+    assert snakemake.returncode == 0, text
+    assert "its locks are removed" in text
+    for run in runs:
+        assert (run.folder / "uploaded.json").exists()
+        assert (run.folder / "registered.json").exists()
+        assert run.endings() == ["completed"]
+        run.check_traces()
+    assert runs[0].weights() == undisturbed()
+    table("snakemake killed while it trains", runs[0], "the next one attaches to the jobs")
+
+
+def test_tokens_are_made_by_a_job_on_a_cpu_partition(project, cluster):
+    [job] = jobs_of_rule(project, "pretokenize")
+    told = cluster.ask("sacct", "-X", "-n", "-P", f"--jobs={job}", "--format=Partition,State")
+
+    assert told == "lrd_all_serial|COMPLETED"
+
+
+def test_snakemake_waits_for_the_jobs_that_a_killed_one_left(project, table, tmp_path, cluster):
+    experiments = tmp_path / "experiments.tsv"
+    titles, row, _ = ROWS.splitlines()
+    experiments.write_text(f"{titles}\tmax_samples\n{row.replace('one', 'three')}\t12\n")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"experiments: {experiments}\n")
+    before = jobs_of_rule(project, "pretokenize")
+    command = ("results/runs/three/train.yaml", "--configfile", str(config))
+    snakemake = project.snakemake(*command)
+    run = Run(project, "three")
+    run.wait(lambda: len(jobs_of_rule(project, "pretokenize")) > len(before), "no job has begun")
+    snakemake.kill()
+    snakemake.communicate()
+    snakemake = project.snakemake(*command)
+    text = snakemake.communicate(timeout=200)[0]
+
+    assert snakemake.returncode == 0, text
+    [job, *more] = [each for each in jobs_of_rule(project, "pretokenize") if each not in before]
+    assert f"waiting for jobs that a snakemake left here when it was killed: {job} (pretok" in text
+    assert more == [], text
+    happens = "the next one waits for its end, then goes on"
+    table("snakemake killed while a job of its executor runs", run, happens)

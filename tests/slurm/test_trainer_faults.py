@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sft.attempts import submitted_jobs
 from sft.checkpoint import newest_complete_checkpoint, resume_fault, step_of
-from sft.files import read_yaml
+from sft.files import read_json, read_yaml, write_json
 from sft.progress import read_events
 from tests.slurm.project import WAIT_S
 
@@ -122,22 +123,50 @@ def test_disk_full_in_a_save(new_run, undisturbed, table, cluster):
     )
 
 
-def test_saves_by_time_and_prunes_while_it_runs(new_run):
-    variables = {"SFT_NODE_MTBF_HOURS": "0.0001", "SFT_SAVE_GUESS_S": "0.1"}
-    run = new_run(config={"save_steps": None, "max_steps": 60}, variables=variables)
+def test_old_checkpoints_are_deleted_while_the_run_saves_by_time(new_run):
+    config = {"save_steps": None, "max_steps": 60}
+    run = new_run(config=config, node_mtbf_hours=1e-4, variables={"SFT_SAVE_GUESS_S": "0.1"})
     driver = run.start()
-    run.wait(lambda: saved_steps(run), "nothing was saved by time")
-    steps = set()
+    deleted = set()
     while driver.poll() is None:
-        steps.update(step_of(each) for each in run.checkpoints.glob("checkpoint-*"))
-        assert newest_complete_checkpoint(run.checkpoints)
+        saved = saved_steps(run)
+        kept = {step_of(each) for each in run.checkpoints.glob("checkpoint-*")}
+        assert kept.issuperset(saved[-1:])
+        if run.trainers():
+            deleted |= set(saved) - kept
         time.sleep(0.2)
 
     assert driver.returncode == 0
-    log = Path(run.attempts()[0]["log"]).read_text()
-    assert log.index("deleted checkpoint-") < log.index("'train_runtime'")
-    assert len(list(run.checkpoints.glob("checkpoint-*"))) == 2
-    assert len(saved_steps(run)) > 3 
+    assert deleted
+    saved = saved_steps(run)
+    assert saved == sorted({*saved, 60})
+    assert {step_of(each) for each in run.checkpoints.glob("checkpoint-*")} == {*saved[-2:]}
+
+
+def test_changed_save_steps_hold_for_a_resumed_run(new_run, undisturbed_run):
+    run, other = new_run(config={"save_steps": 1, "save_total_limit": None}), undisturbed_run()
+    adopt(run, other, "checkpoint-8")
+    run.train()
+
+    assert saved_steps(run) == [9, 10, 11, 12]
+    assert run.weights() == other.weights()
+
+
+def test_other_number_of_processes_is_refused(new_run, undisturbed_run, table):
+    run, other = new_run(num_nodes=2), undisturbed_run()
+    adopt(run, other, "checkpoint-8", "attempts")
+    for path in (run.checkpoints / "attempts").glob("*.ending.json"):
+        write_json(path, read_json(path) | {"ending": "timeout", "retry": True})
+    text = fail(run)
+
+    assert "holds checkpoints of 1 processes, and the row asks for 2" in text
+    assert "go back to the nodes of before, or move the folder away to start over" in text
+    assert not submitted_jobs(run.checkpoints)
+    table(
+        "row asks for another number of processes than its checkpoints",
+        run,
+        "refused before a job is submitted, with the choices",
+    )
 
 
 # --- starts that fail ----------------------------------------------------------------------------
@@ -178,7 +207,9 @@ def test_python_is_not_seen_by_the_node(new_run, table):
     text = fail(run)
 
     assert "/nowhere/py cannot be read on lrdn0001" in text
-    assert "let this repository, its environment and the results lie where compute nodes see" in text
+    assert (
+        "let this repository, its environment and the results lie where compute nodes see" in text
+    )
     assert run.endings() == ["failed_start"]
     run.check_traces()
     table(
@@ -236,9 +267,7 @@ def test_exception_at_start(new_run, table):
     assert "ImportError" in text and "bitsandbytes" in text
     assert run.endings() == ["failed_start"]
     run.check_traces()
-    table(
-        "Python exception at start", run, "the message shows it; it is not tried again by itself"
-    )
+    table("Python exception at start", run, "the message shows it; it is not tried again by itself")
 
 
 def test_port_is_taken(new_run, undisturbed, table, cluster):

@@ -733,6 +733,16 @@ def test_place_of_a_crash_is_shown():
     assert '1 × File "/x/a.py", line 3 in f' in judge(log).lines
 
 
+def test_what_python_says_beside_a_stack_is_not_shown():
+    names = ", ".join(f"pandas._libs.lib{number}" for number in range(20))
+    stack = "0: Current thread 0x1 (most recent call first):\n0:   Garbage-collecting\n"
+    frame = '0:   File "/x/a.py", line 3 in f\n0: \n'
+    log = f"0: last words\n{stack}{frame}0: Extension modules: {names}\n0: s.lib, {names}\n"
+
+    lines = judge(log, cause=Kind.STUCK).lines
+    assert lines == ('1 × File "/x/a.py", line 3 in f', "last words")
+
+
 def test_broken_node_of_a_stuck_run_is_blamed():
     assert judge(read("ecc_error"), cause=Kind.STUCK).blamed == ("lrdn0418",)
 
