@@ -8,6 +8,7 @@ was submitted goes on, and the successor attaches to it.
 """
 
 import hashlib
+import math
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sft import slurm
@@ -25,7 +27,7 @@ from sft.launch import TEMPLATES
 from sft.process import session_descendants
 from sft.request import Request
 
-MARGIN_S = 60.0  # before the job's end
+MARGIN_S = 60.0  # before the job's end; less in a job of a few minutes
 POLL_S = 2.0
 
 
@@ -41,24 +43,26 @@ def submit_drive(profile: Path, request: Request, results: Path, arguments: Sequ
     `request` says where it runs and how long. Where one waits or runs already, that one stays.
     """
     name = drive_name(profile)
-    if jobs := [job for job in slurm.read_queue(0).get(name, []) if job.is_active]:
-        return _describe(results, [job.id for job in jobs], f"{jobs[0].state.lower()} already")
     folder = (results / "drive").resolve()
     script = folder / f"{name}.sbatch"
-    write_text(script, drive_text(name, profile, request, folder, arguments))
     try:
+        if jobs := [job for job in slurm.read_queue(0).get(name, []) if job.is_active]:
+            return _describe(results, name, jobs[0].id, f"{jobs[0].state.lower()} already")
+        write_text(script, drive_text(name, profile, request, folder, arguments))
         job = slurm.submit(script, script.with_suffix(".jobs"), keep_secrets=True)
+    except slurm.SlurmAway as error:
+        raise SftError(f"Slurm does not answer, try again later: {error}") from None
     except SftError as error:
         meaning = slurm.explain(str(error))
         raise SftError(f"{script}: Slurm refuses the job: {error}\n{meaning}") from None
-    return _describe(results, [job], "submitted")
+    return _describe(results, name, job, "submitted")
 
 
-def _describe(results: Path, jobs: Sequence[str], state: str) -> str:
+def _describe(results: Path, name: str, job: str, state: str) -> str:
     return (
-        f"job {' '.join(jobs)}: {state}; it runs snakemake and renews itself until all is done\n"
-        f"log     {results}/drive/{jobs[0]}.log\n"
-        f"stop    scancel {' '.join(jobs)}  (trainings go on; they have jobs of their own)"
+        f"job {job}: {state}; it runs snakemake and renews itself until all is done\n"
+        f"log     {results}/drive/{job}.log, and one for each job after it\n"
+        f"stop    scancel --name={name}  (trainings go on; they have jobs of their own)"
     )
 
 
@@ -72,6 +76,8 @@ def drive_text(
         "qos": request.qos,
         "gres": request.gres,
         "constraint": request.constraint,
+        # Without, it may get all of its node's, and its own stages wait for a node in vain.
+        "mem": f"{request.memory_mb}M" if request.memory_mb else "",
         "time": round(request.minutes or 0),
     }
     return TEMPLATES.get_template("drive.sbatch.j2").render(
@@ -92,20 +98,20 @@ def drive_text(
 def main() -> int:
     """Run the command after `--` as the present link of a chain of drivers; its exit code."""
     script, command = Path(sys.argv[1]), sys.argv[3:]
-    job_id = os.environ["SLURM_JOB_ID"]
     successor = _queue_successor(script)
-    end_s = slurm.end_time(job_id)
+    stop_s = _time_to_stop() if successor else math.inf
     child = subprocess.Popen(command, env=slurm.outside_of_jobs(os.environ), start_new_session=True)
     while (code := child.poll()) is None:
         time.sleep(POLL_S)
-        if end_s and time.time() > end_s - MARGIN_S and successor:
-            # Killed and not told to end: told, snakemake would cancel its jobs.
-            for pid in [*session_descendants(child.pid), child.pid]:
-                os.kill(pid, signal.SIGKILL)
+        if time.time() > stop_s:
+            # Killed and not told to end: told, snakemake would wait for its jobs.
+            for pid in [child.pid, *session_descendants(child.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             print(f"this job is about to end; job {successor} goes on", flush=True)
             return 0
     if successor:
-        slurm.cancel([successor])
+        _cancel(successor)
     return code
 
 
@@ -115,6 +121,23 @@ def _queue_successor(script: Path) -> str | None:
     except (SftError, slurm.SlurmAway) as error:
         print(f"no successor could be queued ({error}); start again when this ends", flush=True)
         return None
+
+
+def _time_to_stop() -> float:
+    """When the successor should go on, in seconds since 1970; never where no end is known."""
+    try:
+        end_s = slurm.end_time(os.environ["SLURM_JOB_ID"]) or math.inf
+    except (SftError, slurm.SlurmAway) as error:
+        print(f"the end of this job is not known: {error}", flush=True)
+        return math.inf
+    return end_s - min(MARGIN_S, (end_s - time.time()) / 4)
+
+
+def _cancel(successor: str) -> None:
+    try:
+        slurm.cancel([successor])
+    except (SftError, slurm.SlurmAway) as error:
+        print(f"job {successor} will see that nothing is to be done: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Links:
     def _greet(self, jobs: list[slurm.Job]) -> None:
         """Say that there was a job already, and which other driver follows it."""
         self.followed = True
-        log.info("attaching to job %s, which is there already", ", ".join(job.id for job in jobs))
+        log.info("attaching to job %s, which is there already", jobs[0].id)
         record = self.checkpoints / "driver"
         other = parse_process_id(record.read_text()) if record.exists() else None
         if other and other != this_process() and (not other.is_here or other.runs()):

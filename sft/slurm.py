@@ -50,7 +50,8 @@ SHOW_QUEUE = ("squeue", "--me", "--states=all", f"--format={'|'.join(_FIELDS.val
 
 # The id is the last word: sites' own sbatch says more before. What is written to a driver that was
 # killed meanwhile (the id, or words of the site on standard error) must end nothing, and one that
-# tires of waiting ends all but what has a process group of its own (set -m).
+# tires of waiting ends all but what has a process group of its own (set -m; of the end of such a job
+# bash speaks on standard error).
 _SUBMIT = """
 trap '' PIPE
 set -m
@@ -61,8 +62,7 @@ shift
   id=${said##*[[:space:]]} id=${id%%;*}
   [[ $id =~ ^[0-9]+$ ]] || { printf '%s' "$said" >&2; exit 1; }
   printf '%s\\n' "$id" >> "$record" && printf '%s\\n' "$id"
-) &
-wait $!
+) & { set +m; wait $!; exit; } 2> /dev/null
 """
 
 

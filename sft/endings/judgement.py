@@ -137,7 +137,9 @@ def _end_by_slurm(kind: Kind, known: Evidence) -> Ending:
         text = f"{HOST_MEMORY.what} ({known.where}): {HOST_MEMORY.remedy}"
         return Ending(kind, text, shown(each.line.text for each in known.log.of_kind(kind)))
     if kind is Kind.PREEMPTED:
-        text = f"Slurm gave the nodes to another job {known.where}; {AGAIN}"
+        is_requeued = any("JOB REQUEUE" in word for word in known.words)
+        did = "put the job back into the queue" if is_requeued else "gave the nodes to another job"
+        text = f"Slurm {did} {known.where}; {AGAIN}"
         return Ending(kind, text, shown(known.words))
     earlier = _first(known.log, Weight.CRASH)
     before = f"; before that the log shows: {what(earlier)}" if earlier else ""

@@ -203,7 +203,8 @@ class Cluster:
             self.start_slurmd(node)
         for node, state in self.nodes().items():
             if state.startswith(("down", "drain")):
-                self.set_node(node, "resume")
+                with contextlib.suppress(RuntimeError):  # it has come back by itself
+                    self.set_node(node, "resume")
         self.wait_idle()
 
     def set_node(self, node: str, state: str, reason: str = "test") -> None:

@@ -313,11 +313,17 @@ class Run:
             assert before["finished"] <= after["started"], (before, after)
         for before, after in pairwise(self._all_events()):  # two at once would mix theirs
             assert after["event"] == "begin" or after["step"] >= before["step"], (before, after)
-        command = ["squeue", "--noheader", "--states=all", f"--name={self.job_name}", "--format=%i"]
         known = {*submitted_jobs(self.checkpoints), *(each["job_id"] for each in attempts)}
-        assert set(self.project.cluster.ask(*command).split()) <= known
+        assert self._accepted() <= known
         left = [folder for folder in self.temporary if Path(folder).exists()]
         assert not left, left
+
+    def _accepted(self) -> set[str]:
+        """The run's jobs, ended ones too; Slurm remembers also such as it never accepted."""
+        command = ["squeue", "--noheader", "--states=all", f"--name={self.job_name}"]
+        text = self.project.cluster.ask(*command, "--format=%i|%r")
+        jobs = (line.split("|") for line in text.splitlines())
+        return {job for job, reason in jobs if reason != "BadConstraints"}
 
     def _all_events(self) -> list[dict[str, Any]]:
         path = self.checkpoints / EVENTS
@@ -356,6 +362,14 @@ class Run:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.communicate()
+
+
+def rendered_run(project: Project, name: str) -> Run:
+    """The run of a row of the table, once snakemake has rendered it."""
+    run = Run(project, name)
+    run.wait(lambda: [*run.folder.glob("checkpoints/*")], f"{name} was not rendered")
+    [checkpoints] = run.folder.glob("checkpoints/*")
+    return Run(project, name, checkpoints.name)
 
 
 def _temporary_folders(job_name: str) -> set[str]:

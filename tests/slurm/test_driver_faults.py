@@ -11,7 +11,7 @@ import pytest
 from sft.attempts import submitted_jobs
 from sft.checkpoint import finished_folder
 from tests.slurm.cluster import Cluster
-from tests.slurm.project import ROWS, Project, Run, occupy_nodes
+from tests.slurm.project import ROWS, Project, Run, occupy_nodes, rendered_run
 
 
 def kill(driver, number=signal.SIGKILL):
@@ -428,12 +428,6 @@ def jobs_of_rule(project: Project, rule: str) -> list[str]:
     """The ids of the jobs that snakemake's executor submitted for a rule, by their logs."""
     logs = (project.root / "results" / "slurm_logs" / f"rule_{rule}").rglob("*.log")
     return sorted(path.stem for path in logs)
-
-
-def rendered_run(project: Project, name: str) -> Run:
-    """The run of a row of the table."""
-    [checkpoints] = (project.root / "results" / "runs" / name / "checkpoints").iterdir()
-    return Run(project, name, checkpoints.name)
 
 
 def test_table_is_trained_and_released_though_snakemake_is_killed(

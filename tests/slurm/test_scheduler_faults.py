@@ -1,6 +1,7 @@
 """What Slurm, its nodes and its users do to the jobs of a training."""
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.config import JUPITER, LEONARDO
 from tests.slurm.project import Run, occupy_nodes
 
-LONG = {"max_steps": 40, "save_steps": 5}
+LONG = {"max_steps": 30, "save_steps": 5}
 STEP = 7  # when a fault comes: a checkpoint is behind it, and another one ahead
 WAIT_S = 180.0
 
@@ -30,9 +31,18 @@ def send(number: signal.Signals, processes: Sequence[ProcessId]) -> None:
         os.kill(each.pid, number)
 
 
-def reach_time_limit(cluster: Cluster, job: str) -> None:
-    """Let a job be at its time limit now; Slurm looks each half minute."""
+def reach_time_limit(run: Run, cluster: Cluster) -> None:
+    """Let the run's newest job be at its time limit now; Slurm looks each half minute."""
+    job = jobs_of(run)[-1]
+    steps = ("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i")
+    run.wait(lambda: f"{job}.0" in cluster.ask(*steps).split(), f"job {job} starts no step")
     cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=0")
+
+
+def remove_left(run: Run) -> None:
+    """Remove the folders that a launch.sh could not which was killed."""
+    for folder in run.temporary:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for_attempts(run: Run, count: int) -> None:
@@ -74,14 +84,14 @@ def test_run_goes_on_after_a_job_that_slurm_ends_at_its_limit(new_run, undisturb
     run = new_run(config=LONG, variables={"SFT_END_MARGIN_S": "-1000"})
     driver = run.start()
     pause(run)
-    reach_time_limit(cluster, *jobs_of(run))
+    reach_time_limit(run, cluster)
     run.finish(driver, WAIT_S)
 
     assert run.endings() == ["timeout", "completed"]
     assert "time limit after step" in run.attempts()[0]["text"]
     assert run.attempts()[1]["resumed"] == "checkpoint-5"
     assert run.weights() == undisturbed(config=LONG)
-    run.temporary.clear()  # its launch.sh was killed
+    remove_left(run)
     run.check_traces()
     happens = "Slurm ends the job; the next link goes on from the newest checkpoint"
     table("time limit in a step that takes too long to save after it", run, happens)
@@ -92,7 +102,7 @@ def test_two_jobs_that_leave_no_checkpoint_are_enough(new_run, table, cluster):
     driver = run.start()
     for count in (1, 2):
         wait_for_attempts(run, count)
-        reach_time_limit(cluster, jobs_of(run)[-1])
+        reach_time_limit(run, cluster)
     text = run.finish(driver, WAIT_S)
 
     assert driver.returncode == 1
@@ -109,29 +119,30 @@ def test_two_jobs_that_leave_no_checkpoint_are_enough(new_run, table, cluster):
 def test_run_leaves_nodes_that_lose_their_daemon_or_their_power(
     new_run, undisturbed, table, cluster
 ):
-    daemon, power = new_run(config=LONG), new_run(config=LONG)
-    drivers = {each: each.start() for each in (daemon, power)}
-    trainers = {each: pause(each) for each in (daemon, power)}
-    nodes = {each: each.attempts()[0]["nodes"][0] for each in (daemon, power)}
-    cluster.kill_slurmd(nodes[daemon])
-    cluster.kill_node(nodes[power])
-    wait_for_attempts(daemon, 2)
-    assert not any(each.runs() for each in trainers[daemon])
-    cluster.start_slurmd(nodes[daemon])
-    for run, driver in drivers.items():
+    runs = [new_run(config=LONG), new_run(config=LONG)]
+    drivers = [run.start() for run in runs]
+    trainers = [pause(run) for run in runs]
+    nodes = [run.attempts()[0]["nodes"][0] for run in runs]
+    cluster.kill_slurmd(nodes[0])
+    cluster.kill_node(nodes[1])
+    wait_for_attempts(runs[0], 2)
+    assert not any(each.runs() for each in trainers[0])
+    cluster.start_slurmd(nodes[0])
+    for run, driver, node in zip(runs, drivers, nodes, strict=True):
         run.finish(driver, WAIT_S)
         assert run.endings() == ["node_fail", "completed"]
-        assert run.attempts()[0]["blamed"] == [nodes[run]]
-        assert run.attempts()[1]["nodes"] != [nodes[run]]
+        assert run.attempts()[0]["blamed"] == [node]
+        assert run.attempts()[1]["nodes"] != [node]
         assert run.weights() == undisturbed(config=LONG)
-        run.temporary.clear()  # its launch.sh was killed
+    remove_left(runs[1])
+    for run in runs:
         run.check_traces()
     table(
         "slurmd of the node killed",
-        daemon,
+        runs[0],
         "the attempt, which Slurm no longer sees, ends itself; the next link goes on elsewhere",
     )
-    table("node without power", power, "the next link goes on elsewhere")
+    table("node without power", runs[1], "the next link goes on elsewhere")
 
 
 def test_next_link_keeps_off_the_node_that_failed(new_run, undisturbed, table, cluster):
@@ -168,8 +179,8 @@ def test_two_nodes_go_on_with_one_that_came_back_where_there_is_no_other(
 ):
     run = new_run(num_nodes=2, config=LONG, request={"partition": "booster"})
     driver = run.start()
-    pause(run)
-    lost = JUPITER[0]
+    run.wait_for_step(STEP)
+    lost = JUPITER[1]
     cluster.kill_node(lost)
     cluster.wait_for_job(*jobs_of(run), "NODE_FAIL")
     cluster.start_slurmd(lost)
@@ -179,7 +190,7 @@ def test_two_nodes_go_on_with_one_that_came_back_where_there_is_no_other(
     assert run.attempts()[0]["blamed"] == [lost]
     assert f"{lost} failed before, and this job stays there" in run.logs()
     assert run.weights() == undisturbed(num_nodes=2, config=LONG)
-    run.temporary.clear()  # its launch.sh was killed
+    remove_left(run)
     run.check_traces()
     happens = "the next link waits for the node, as the partition has too few without it"
     table("one of two nodes without power, and back", run, happens)
@@ -260,6 +271,7 @@ def test_job_that_an_administrator_requeues_goes_on_as_another_attempt(
     assert f"job {job} waits (BeginTime)" in text
     assert [each["id"] for each in run.attempts()] == [job, f"{job}-restart1"]
     assert run.endings() == ["preempted", "completed"]
+    assert "Slurm put the job back into the queue" in run.attempts()[0]["text"]
     (_, stopped), (resumed, _) = steps_of(run)
     assert resumed == stopped
     assert len(submitted_jobs(run.checkpoints)) == 2

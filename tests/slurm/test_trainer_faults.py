@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from sft.attempts import submitted_jobs
+from sft.chain import NODE_FAULTS
 from sft.checkpoint import newest_complete_checkpoint, resume_fault, step_of
 from sft.files import read_json, read_yaml, write_json
 from sft.progress import read_events
-from tests.slurm.project import WAIT_S
+from tests.slurm.project import TRAINER, WAIT_S
 
 
 def fail(run) -> str:
@@ -85,7 +87,8 @@ def kill_in_save(run, trainer: int) -> str:
         before = newest_complete_checkpoint(run.checkpoints)
         expected = run.checkpoints / f"checkpoint-{step_of(before) + 1}"
         while not expected.exists():
-            os.kill(trainer, 0)
+            os.kill(trainer, 0)  # it goes on
+            time.sleep(0.001)
         os.kill(trainer, signal.SIGSTOP)
         if resume_fault(expected):
             os.kill(trainer, signal.SIGKILL)
@@ -275,7 +278,7 @@ def test_port_is_taken(new_run, undisturbed, table, cluster):
     before = cluster.submit("--output=/dev/null", "--wrap=true")
     port = 16000 + (int(before) + 1) % 16000
     with socket.create_server(("", port)):
-        text = run.train(wait_s=240)
+        run.train(2 * WAIT_S)
 
     assert run.endings() == ["communication", "completed"]
     assert "the port of the rendezvous is taken" in run.attempts()[0]["text"]
@@ -290,30 +293,46 @@ def test_port_is_taken(new_run, undisturbed, table, cluster):
 def test_one_of_two_trainers_is_killed(new_run, undisturbed, table):
     run = new_run(num_nodes=2)
     driver = run.start()
-    run.wait_for_step(5)
-    os.kill(run.trainers()[1], signal.SIGKILL)
-    run.finish(driver)
-    print(run.attempts())
+    run.wait_for_step(1)
+    _, second = run.trainers()
+    run.wait(lambda: saved_steps(run), "nothing was saved")
+    os.kill(second, signal.SIGKILL)
+    text = run.finish(driver, 2 * WAIT_S)
 
-    assert driver.returncode == 0
+    assert driver.returncode == 0, text
     assert run.endings() == ["killed", "completed"]
-    assert run.attempts()[1]["resumed"] == "checkpoint-4"
+    first, after = run.attempts()
+    assert "a training process was killed (SIGKILL" in first["text"]
+    assert "lrdn0002" in first["text"] and "ask for more memory" in first["text"]
+    assert after["from_step"] in (4, 8)
     assert run.weights() == undisturbed(num_nodes=2)
     run.check_traces()
-    table("one of two training processes killed (SIGKILL)", run, "the next job goes on")
+    table(
+        "one of two training processes killed (SIGKILL)",
+        run,
+        "the text says on which node; the next job goes on from the newest checkpoint",
+    )
 
 
 def test_one_of_two_trainers_crashes(new_run, table):
     run = new_run(num_nodes=2)
     driver = run.start()
-    run.wait_for_step(5)
-    os.kill(run.trainers()[1], signal.SIGSEGV)
+    run.wait_for_step(1)
+    _, second = run.trainers()
+    run.wait(lambda: saved_steps(run), "nothing was saved")
+    os.kill(second, signal.SIGSEGV)
     text = run.finish(driver)
-    print(text)
 
-    assert driver.returncode == 1
+    assert driver.returncode == 1, text
+    assert "a training process crashed (segmentation fault) (lrdn0002, after step" in text
+    assert '| 1 × File "' in text
     assert run.endings() == ["exception"]
     run.check_traces()
+    table(
+        "one of two training processes crashes (SIGSEGV)",
+        run,
+        "the message says on which node and in which line; it is not tried again by itself",
+    )
 
 
 def test_diverged(new_run, table):
@@ -328,28 +347,33 @@ def test_diverged(new_run, table):
 
 
 def test_stuck(new_run, undisturbed_run, table, cluster, tmp_path):
-    other = undisturbed_run()
-    model = tmp_path / "model"
-    shutil.copytree(read_yaml(other.folder / "train.yaml")["model_name_or_path"], model)
-    weights = (model / "model.safetensors").rename(tmp_path / "weights")
-    os.mkfifo(model / "model.safetensors")  # who opens it waits for ever
-    run = new_run(config={"model_name_or_path": str(model)})
+    other, tokens = undisturbed_run(), tmp_path / "tokens"
+    shutil.copytree(read_yaml(other.folder / "train.yaml")["tokenized_path"], tokens)
+    [data] = tokens.glob("*.arrow")
+    data.rename(tmp_path / "data")
+    os.mkfifo(data)  # who opens it waits for ever
+    run = new_run(config={"tokenized_path": str(tokens)})
     cluster.submit(str(run.folder / "train.sbatch"), "--stuck-minutes=0.3")
     run.wait(run.endings, "no attempt began")
     driver = run.start()
     run.wait(lambda: run.endings()[0], "it goes on")
-    shutil.move(weights, model / "model.safetensors")
+    (tmp_path / "data").rename(data)
     text = run.finish(driver)
 
     assert driver.returncode == 0, text
     assert run.endings() == ["stuck", "completed"]
-    print(run.attempts()[0])
-    print(run.logs())
+    [stack, *_] = run.attempts()[0]["lines"]
+    assert stack.startswith("1 × File ")
     assert run.weights() == other.weights()
     run.check_traces()
+    table(
+        "training hangs",
+        run,
+        "ended after stuck_minutes; the processes write where they hang; the next job goes on",
+    )
 
 
-def test_no_progress(new_run, table):
+def test_trainer_is_killed_before_each_first_checkpoint(new_run, table):
     run = new_run()
     driver = run.start()
     killed = set()
@@ -359,4 +383,65 @@ def test_no_progress(new_run, table):
             killed.add(trainer)
         time.sleep(0.2)
     text = run.finish(driver)
-    print(text)
+
+    assert "in a row left no checkpoint after step 0 (killed)" in text
+    assert "ask the site's staff who ends it" in text
+    assert run.endings() == ["killed"] * NODE_FAULTS
+    run.check_traces()
+    table("trainer killed again and again before its first checkpoint", run, "given up")
+
+
+# --- what a job makes on its nodes ---------------------------------------------------------------
+
+WAITING = """\
+#!/bin/bash
+trap 'exit 75' TERM
+spill=${{HF_DATASETS_CACHE%/datasets}}
+touch "$TMPDIR/socket" "$spill/large"
+echo "$TMPDIR $spill" > "{folder}/$SLURM_NODEID.folders"
+while true; do sleep 0.1; done
+"""
+
+
+def test_folders_of_a_job_are_removed_when_it_is_cancelled(new_run, cluster, tmp_path):
+    """The trainer of this test only waits to be told to end."""
+    path = tmp_path / "bin" / "python"
+    path.parent.mkdir()
+    path.write_text(WAITING.format(folder=tmp_path))
+    path.chmod(0o755)
+    run = new_run(
+        num_nodes=2,
+        environments={"otagent": f"export PATH={path.parent}:$PATH"},
+        spill_folder=str(tmp_path / "spill"),
+    )
+    driver = run.start()
+    notes = [tmp_path / f"{node}.folders" for node in (0, 1)]
+    run.wait(lambda: all(note.exists() and note.read_text() for note in notes), "no trainer began")
+    [job] = run.queued("RUNNING")
+    folders = [Path(each) for note in notes for each in note.read_text().split()]
+    assert len(set(folders)) == 4
+    assert all(each.is_dir() for each in folders)
+    assert folders[1::2] == [tmp_path / "spill" / f"{job}-{node}" for node in (0, 1)]
+    cluster.ask("scancel", job)
+    run.finish(driver)
+
+    assert not any(each.exists() for each in folders)
+
+
+def test_launch_script_needs_nothing_of_the_shell(new_run, tmp_path):
+    """Its prologue; the command is one that shows the environment in which it is started."""
+    run = new_run()
+    script = run.folder / "launch.sh"
+    text = script.read_text()
+    command = next(line for line in text.splitlines() if line.startswith("python -m"))
+    script.write_text(text.replace(command, "command -v python; env &"))
+    done = subprocess.run(
+        ["/usr/bin/env", "-i", "/bin/bash", script], capture_output=True, text=True, check=True
+    )
+
+    lines = done.stdout.splitlines()
+    variables = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert Path(lines[0]).parent.samefile(TRAINER / "bin")
+    assert variables["OMP_WAIT_POLICY"] == "passive"
+    assert variables["PYTHONPATH"] == str(run.project.root)
+    assert not Path(variables["TMPDIR"]).exists()

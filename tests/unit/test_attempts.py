@@ -6,11 +6,13 @@ from sft.attempts import (
     Beginnings,
     begin,
     end,
+    is_newest,
     list_attempts,
     newest_series,
     note_told,
     of_series,
     submitted_jobs,
+    take_over,
     was_told,
 )
 from sft.endings import Ending, Kind
@@ -112,3 +114,10 @@ def test_person_is_told_of_an_ending_once(tmp_path):
     note_told(tmp_path, "7")
 
     assert was_told(tmp_path, "7") and len(list_attempts(tmp_path)) == 1
+
+
+def test_attempt_that_another_one_replaced_is_not_the_newest(tmp_path):
+    take_over(tmp_path, "7")
+    assert is_newest(tmp_path, "7")
+    take_over(tmp_path, "7-restart1")
+    assert not is_newest(tmp_path, "7")

@@ -55,9 +55,9 @@ python -m torch.distributed.run \
 trainer=$! told=yes
 
 # Slurm tells only this script to end. The trainer is told in turn, saves a checkpoint and leaves.
-trap 'told=yes; kill -TERM "$trainer"' TERM
+trap 'told=yes; kill -TERM "$trainer" || :' TERM
 # Of a job that makes no step: the training processes write where they hang, and end.
-trap 'told=yes; pkill -ABRT -P "$trainer"' ABRT
+trap 'told=yes; pkill -ABRT -P "$trainer" || :' ABRT
 while [ "$told" ]; do # a signal ends `wait`, not the trainer
   told='' code=0
   wait "$trainer" || code=$?

@@ -33,9 +33,9 @@ python -m sft.trainers.llamafactory train /runs/r/train.yaml --world-size 1 &
 trainer=$! told=yes
 
 # Slurm tells only this script to end. The trainer is told in turn, saves a checkpoint and leaves.
-trap 'told=yes; kill -TERM "$trainer"' TERM
+trap 'told=yes; kill -TERM "$trainer" || :' TERM
 # Of a job that makes no step: the training processes write where they hang, and end.
-trap 'told=yes; kill -ABRT "$trainer"' ABRT
+trap 'told=yes; kill -ABRT "$trainer" || :' ABRT
 while [ "$told" ]; do # a signal ends `wait`, not the trainer
   told='' code=0
   wait "$trainer" || code=$?
