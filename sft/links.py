@@ -178,11 +178,12 @@ class Links:
 
     def _obituary(self, last: dict[str, Any], reason: str) -> str:
         told = [f"  | {line}" for line in last["lines"]]
+        if Path(last["log"]).exists():
+            told.append(f"the whole output: {last['log']}")
         return "\n".join(
             [
                 f"{self.run.name}: {last['text'] if last['retry'] is False else reason}",
                 *told,
-                f"the whole output: {last['log']}",
                 "run again to try once more from the newest checkpoint",
             ]
         )

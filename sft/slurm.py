@@ -49,9 +49,9 @@ _FIELDS = {
 SHOW_QUEUE = ("squeue", "--me", "--states=all", f"--format={'|'.join(_FIELDS.values())}")
 
 # The id is the last word: sites' own sbatch says more before. What is written to a driver that was
-# killed meanwhile (the id, or words of the site on standard error) must end nothing, and one that
-# tires of waiting ends all but what has a process group of its own (set -m; of the end of such a job
-# bash speaks on standard error).
+# killed meanwhile (the id, or words of the site on standard error) must end nothing; one that tires
+# of waiting ends its own process group, which set -m keeps sbatch out of. What bash says of the end
+# of such a job is nobody's answer.
 _SUBMIT = """
 trap '' PIPE
 set -m

@@ -211,8 +211,9 @@ def _end_without_log(known: Evidence) -> Ending:
     return Ending(
         Kind.QUOTA,
         f"ended after {lasting(known.seconds)} with signal 53 and no log: Slurm could not make the "
-        "log's file: look at space and number of files (quota) where the results lie; if a job of "
-        "`sbatch --wrap hostname` ends so too, it is for the site's staff",
+        "log's file: look at space and number of files (quota) where the results lie, and whether "
+        "you may write there; if a job of `sbatch --wrap hostname` ends so too, it is for the "
+        "site's staff",
     )
 
 

@@ -127,7 +127,7 @@ def test_disk_full_in_a_save(new_run, undisturbed, table, cluster):
 
 
 def test_old_checkpoints_are_deleted_while_the_run_saves_by_time(new_run):
-    config = {"save_steps": None, "max_steps": 60}
+    config = {"save_steps": None, "max_steps": 40}
     run = new_run(config=config, node_mtbf_hours=1e-4, variables={"SFT_SAVE_GUESS_S": "0.1"})
     driver = run.start()
     deleted = set()
@@ -142,7 +142,7 @@ def test_old_checkpoints_are_deleted_while_the_run_saves_by_time(new_run):
     assert driver.returncode == 0
     assert deleted
     saved = saved_steps(run)
-    assert saved == sorted({*saved, 60})
+    assert saved == sorted({*saved, 40})
     assert {step_of(each) for each in run.checkpoints.glob("checkpoint-*")} == {*saved[-2:]}
 
 
@@ -192,13 +192,15 @@ def test_other_number_of_processes_is_refused(new_run, undisturbed_run, table):
         ),
     ],
 )
-def test_wrong_environment(new_run, table, line, said, fault):
+def test_wrong_environment(new_run, table, cluster, line, said, fault):
     run = new_run(environments={"otagent": line})
     text = fail(run)
 
     assert said in text
     assert "in the site's profile (docs/add_a_site.md, Environments)" in text
-    assert run.endings() == ["failed_start"]
+    [attempt] = run.attempts()
+    assert attempt["ending"] == "failed_start"
+    assert cluster.queue()[attempt["next_job"]].state == "CANCELLED"
     run.check_traces()
     table(fault, run, "the message names it, and the line of the profile to correct")
 
@@ -229,6 +231,7 @@ def test_log_cannot_be_written(new_run, table):
     text = fail(run)
 
     assert "Slurm could not make the log's file" in text
+    assert "the whole output" not in text
     assert run.endings() == ["quota"]
     run.check_traces()
     table(

@@ -3,6 +3,7 @@
 import logging
 
 from sft.attempts import (
+    RESERVE_BYTES,
     Beginnings,
     begin,
     end,
@@ -49,6 +50,16 @@ def test_ending_stands_beside_its_beginning(tmp_path):
     [attempt] = list_attempts(tmp_path)
     assert (attempt["ending"], attempt["to_step"], attempt["exit_code"]) == ("timeout", 40, 143)
     assert (attempt["blamed"], attempt["lines"], attempt["retry"]) == (["n1"], ["line"], True)
+
+
+def test_attempt_keeps_room_for_its_ending(tmp_path):
+    begin(tmp_path, note("7"))
+    reserve = tmp_path / "attempts" / "reserve"
+    kept = sum(each.stat().st_size for each in reserve.iterdir())
+    end(tmp_path, "7", TIMEOUT, to_step=40)
+
+    assert kept == RESERVE_BYTES
+    assert not reserve.exists()
 
 
 def test_first_ending_stays(tmp_path):

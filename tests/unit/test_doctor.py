@@ -4,14 +4,12 @@ import http.server
 import importlib.metadata
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from sft.commands import NOT_FOUND, TIMED_OUT, ask
 from sft.doctor import Check, Printer, Verdict, has_fault, run_doctor, sum_up
 from sft.doctor.host import judge_certificate
 from sft.doctor.settings import token_origins
@@ -86,24 +84,6 @@ def test_doctor_leaves_no_file_behind(site):
     site.check()
 
     assert sorted(Path().rglob("*")) == before
-
-
-# What programs answer
-
-
-def test_program_that_hangs_is_ended_with_its_children():
-    path, started_s = "/usr/bin:/bin", time.monotonic()
-    answer = ask("bash", "-c", "sleep 20; true", env={"PATH": path}, timeout_s=0.2)
-
-    assert answer.code == TIMED_OUT
-    assert answer.last_word == "bash: no answer in 0 s"
-    assert time.monotonic() - started_s < 10
-
-
-def test_program_that_is_not_there_is_an_answer():
-    answer = ask("/nowhere/sinfo", env={})
-
-    assert (answer.code, answer.said) == (NOT_FOUND, "/nowhere/sinfo: not found")
 
 
 # The profile

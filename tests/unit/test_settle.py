@@ -3,7 +3,8 @@
 import pytest
 
 from sft import slurm
-from sft.attempts import begin, list_attempts
+from sft.attempts import begin, end, list_attempts
+from sft.endings import Ending, Kind
 from sft.settle import settle
 from tests.unit.test_attempts import note
 
@@ -50,3 +51,30 @@ def test_job_that_left_is_no_attempt(tmp_path, states):
     states |= {"8": "COMPLETED", "9": "RUNNING"}
 
     assert endings(tmp_path, "9") == {}
+
+
+def test_link_that_its_attempt_took_out_of_the_queue_is_no_attempt(tmp_path, states):
+    begin(tmp_path, note("8", next_job="9"))
+    end(tmp_path, "8", Ending(Kind.EXCEPTION, "a fault"), to_step=0)
+    states |= {"9": "CANCELLED"}
+
+    assert endings(tmp_path, "") == {"8": "exception"}
+
+
+def test_link_that_a_person_took_out_of_the_queue_ends_the_chain(tmp_path, states):
+    begin(tmp_path, note("8", next_job="9"))
+    end(tmp_path, "8", Ending(Kind.TIMEOUT, "killed at the time limit"), to_step=0)
+    states |= {"9": "CANCELLED"}
+
+    assert endings(tmp_path, "") == {"8": "timeout", "9": "cancelled"}
+
+
+def test_room_is_told_where_a_disk_was_full(tmp_path, states):
+    log = tmp_path / "9.log"
+    log.write_text("OSError: [Errno 28] No space left on device\n")
+    begin(tmp_path, note("9", next_job=None, log=str(log)))
+    states |= {"9": "FAILED"}
+    [attempt] = settle(tmp_path, tmp_path / "logs")
+
+    assert attempt["ending"] == "disk_full"
+    assert attempt["text"].endswith(f" GB are free in {tmp_path}")

@@ -232,6 +232,19 @@ def test_who_wants_the_newest_gets_no_older_one(fake):
     assert read_queue(20) == {} and "a" in read_queue(0)
 
 
+def test_answer_to_a_question_of_before_is_not_the_newest(fake):
+    begun, answer = fake.folder / "begun", fake.folder / "answer"
+    answer.write_text(f"{QUEUE}\n")
+    fake.script("squeue", f"cat {answer}; touch {begun}; sleep 0.3")
+    earlier = multiprocessing.get_context("fork").Process(target=read_queue, args=(0,))
+    earlier.start()
+    wait_until(begun.exists)
+    answer.write_text(f"{QUEUE}\n{row('1', 'a')}\n")
+
+    assert "a" in read_queue(0)
+    earlier.join()
+
+
 @pytest.mark.parametrize("age_s", [21, -60])
 def test_answer_that_is_old_or_from_the_future_is_not_taken(fake, age_s):
     show(fake)
@@ -324,7 +337,7 @@ def test_success_without_an_id_is_none(fake, tmp_path, printed, error, said):
 def let_sbatch_wait(fake: FakeSlurm) -> tuple[Path, Path]:
     """Let sbatch print an id only when a file is there; a file that tells it began, and that."""
     begun, may_end = fake.folder / "begun", fake.folder / "may_end"
-    wait = f"touch {begun}; until [[ -e {may_end} ]]; do sleep 0.02; done"
+    wait = f"touch {begun}; for _ in {{1..900}}; do [[ -e {may_end} ]] && break; sleep 0.02; done"
     fake.script("sbatch", f"{wait}; echo a word >&2; echo 12")
     return begun, may_end
 
