@@ -314,16 +314,22 @@ class Run:
         for before, after in pairwise(self._all_events()):  # two at once would mix theirs
             assert after["event"] == "begin" or after["step"] >= before["step"], (before, after)
         known = {*submitted_jobs(self.checkpoints), *(each["job_id"] for each in attempts)}
-        assert self._accepted() <= known
+        jobs = self._accepted()
+        assert {job for job, *_ in jobs} <= known
+        for (_, _, end), (_, start, _) in pairwise(sorted(jobs, key=lambda job: job[1])):
+            assert end <= start, jobs
         left = [folder for folder in self.temporary if Path(folder).exists()]
         assert not left, left
 
-    def _accepted(self) -> set[str]:
-        """The run's jobs, ended ones too; Slurm remembers also such as it never accepted."""
+    def _accepted(self) -> list[tuple[str, str, str]]:
+        """Id, start and end of the run's jobs; Slurm remembers also such as it never accepted.
+
+        One that never ran has its end as its start too.
+        """
         command = ["squeue", "--noheader", "--states=all", f"--name={self.job_name}"]
-        text = self.project.cluster.ask(*command, "--format=%i|%r")
-        jobs = (line.split("|") for line in text.splitlines())
-        return {job for job, reason in jobs if reason != "BadConstraints"}
+        text = self.project.cluster.ask(*command, "--format=%r|%i|%S|%e")
+        jobs = (line.rsplit("|", 3) for line in text.splitlines())
+        return [tuple(job) for reason, *job in jobs if reason != "BadConstraints"]
 
     def _all_events(self) -> list[dict[str, Any]]:
         path = self.checkpoints / EVENTS
