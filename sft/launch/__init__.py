@@ -133,7 +133,7 @@ def _options(
         f"--ntasks-per-node=1 --cpus-per-task={site.cpus_per_node}",
         "--no-requeue",
         *filter(None, [gpus[site.gpu_request], request.extra, site.sbatch_options]),
-        f"--output={logs}/slurm-%j.log",
+        f"--output={shlex.quote(f'{logs}/slurm-%j.log')}",
         "--open-mode=append",
         "--export=ALL",
     ]

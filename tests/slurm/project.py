@@ -163,7 +163,7 @@ class Project:
         if path:
             variables["PATH"] = f"{path}:{variables['PATH']}"
         return subprocess.Popen(
-            command,
+            ["env", "--default-signal=INT", *command],  # tests in the background ignore Ctrl-C
             cwd=self.root,
             env=variables,
             stdin=subprocess.DEVNULL,

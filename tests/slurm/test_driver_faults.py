@@ -247,7 +247,7 @@ def test_controller_away_at_submission_and_while_the_job_waits(
 
 def test_controller_away_while_the_job_runs_and_ends(new_run, undisturbed, table, cluster):
     run = new_run()
-    driver = run.start()
+    driver = run.start(AWAY_S=1, QUEUE_AGE_S=1)
     run.wait_for_step(1)
     cluster.stop_controller()
     run.wait(lambda: finished_folder(run.checkpoints), "the training did not end")
@@ -366,7 +366,7 @@ def test_wall_time_over_the_profiles_limit_is_refused_before_submission(project,
     text = snakemake.communicate(timeout=60)[0]
 
     assert snakemake.returncode == 1
-    assert "found 20 minutes, expected at most 10 for qos boost_qos_dbg" in text
+    assert "found 30 minutes, expected at most 10 for qos boost_qos_dbg" in text
 
 
 def test_driver_waits_where_no_more_jobs_may_be_submitted(new_run, undisturbed, table, cluster):
@@ -466,7 +466,8 @@ def test_snakemake_waits_for_the_jobs_that_a_killed_one_left(project, table, tmp
     config = tmp_path / "config.yaml"
     config.write_text(f"experiments: {experiments}\n")
     before = jobs_of_rule(project, "pretokenize")
-    command = ("results/runs/three/train.yaml", "--configfile", str(config))
+    target = ("results/runs/three/train.yaml", "--until", "pretokenize")
+    command = (*target, "--configfile", str(config))
     snakemake = project.snakemake(*command)
     run = Run(project, "three")
     run.wait(lambda: len(jobs_of_rule(project, "pretokenize")) > len(before), "no job has begun")

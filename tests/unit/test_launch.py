@@ -89,6 +89,7 @@ def test_path_with_a_space_is_quoted(tmp_path):
     text = sbatch_text(EXPERIMENT, LEONARDO, REQUEST, tmp_path / "a b" / "c", tmp_path / "a b")
 
     assert f"cd '{tmp_path}/a b' ||" in text
+    assert f"--output='{tmp_path}/a b/logs/slurm-%j.log'" in options(text)
 
 
 def test_checkpoints_that_stay_follow_the_config():
