@@ -51,6 +51,7 @@ class Links:
                 say_steps(self.steps)
                 time.sleep(TICK_S)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would end the farewell
             raise SftError(self._farewell()) from None
         say_steps(self.steps)
 

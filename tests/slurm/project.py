@@ -315,20 +315,20 @@ class Run:
             assert after["event"] == "begin" or after["step"] >= before["step"], (before, after)
         known = {*submitted_jobs(self.checkpoints), *(each["job_id"] for each in attempts)}
         jobs = self._accepted()
-        assert {job for job, *_ in jobs} <= known
-        for (_, _, end), (_, start, _) in pairwise(sorted(jobs, key=lambda job: job[1])):
+        assert {job for *_, job, _ in jobs} <= known
+        for (_, end, *_), (start, *_) in pairwise(sorted(job for job in jobs if job[-1])):
             assert end <= start, jobs
         left = [folder for folder in self.temporary if Path(folder).exists()]
         assert not left, left
 
-    def _accepted(self) -> list[tuple[str, str, str]]:
-        """Id, start and end of the run's jobs; Slurm remembers also such as it never accepted.
+    def _accepted(self) -> list[tuple[str, str, str, str]]:
+        """Start, end, id and nodes of the run's jobs; one that never ran has no nodes.
 
-        One that never ran has its end as its start too.
+        Slurm remembers also such as it never accepted.
         """
         command = ["squeue", "--noheader", "--states=all", f"--name={self.job_name}"]
-        text = self.project.cluster.ask(*command, "--format=%r|%i|%S|%e")
-        jobs = (line.rsplit("|", 3) for line in text.splitlines())
+        text = self.project.cluster.ask(*command, "--format=%r|%S|%e|%i|%N")
+        jobs = (line.rsplit("|", 4) for line in text.splitlines())
         return [tuple(job) for reason, *job in jobs if reason != "BadConstraints"]
 
     def _all_events(self) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ def drivers(project: Project, name: str, *options: str) -> list[str]:
     return project.cluster.ask(*command).split()
 
 
-def test_driver_renews_itself_at_its_time_limit_until_all_is_trained(project, table_of):
+def test_driver_renews_itself_at_its_time_limit_until_all_is_trained(project, table_of, table):
     brief = project.root / "profiles" / "brief" / "config.yaml"
     brief.parent.mkdir(exist_ok=True)
     text = PROFILE.replace("runtime: 30\n", "runtime: 1\n")
@@ -62,6 +62,8 @@ def test_driver_renews_itself_at_its_time_limit_until_all_is_trained(project, ta
     assert run.endings() == ["completed"]
     assert read_json(run.checkpoints / "trainer_state.json")["global_step"] == 120
     run.check_traces()
+    happens = "it ends snakemake before; the next job of the driver attaches to all that runs"
+    table("time limit of a driver that is a job (`sft drive`)", run, happens)
 
 
 def test_driver_is_stopped_by_the_command_that_it_names(project, table_of):

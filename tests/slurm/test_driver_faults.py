@@ -427,7 +427,7 @@ def test_changed_row_leaves_the_old_job_and_its_chain_ends(new_run, table, clust
 def jobs_of_rule(project: Project, rule: str) -> list[str]:
     """The ids of the jobs that snakemake's executor submitted for a rule, by their logs."""
     logs = (project.root / "results" / "slurm_logs" / f"rule_{rule}").rglob("*.log")
-    return sorted(path.stem for path in logs)
+    return sorted((path.stem for path in logs), key=int)
 
 
 def test_table_is_trained_and_released_though_snakemake_is_killed(
@@ -453,7 +453,7 @@ def test_table_is_trained_and_released_though_snakemake_is_killed(
 
 
 def test_tokens_are_made_by_a_job_on_a_cpu_partition(project, cluster):
-    [job] = jobs_of_rule(project, "pretokenize")
+    job, *_ = jobs_of_rule(project, "pretokenize")
     told = cluster.ask("sacct", "-X", "-n", "-P", f"--jobs={job}", "--format=Partition,State")
 
     assert told == "lrd_all_serial|COMPLETED"

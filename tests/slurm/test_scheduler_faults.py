@@ -159,6 +159,7 @@ def test_next_link_keeps_off_the_node_that_failed(new_run, undisturbed, table, c
     cluster.wait_for_job(*jobs_of(run), "NODE_FAIL")
     cluster.set_node(first, "resume")
     run.wait(lambda: "goes on without it" in run.logs(), "no link moved away")
+    run.wait(lambda: len(run.queued()) == 1, "the link that moved away is still there")
     [moved] = run.queued()
     assert f"ExcNodeList={first}" in cluster.ask("scontrol", "show", "job", moved)
     cluster.ask("scancel", blocker)
