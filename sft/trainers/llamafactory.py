@@ -9,60 +9,20 @@ Upstream's command line has no hook for templates, and trains a finished run one
 both tokenizing and training come through here, and upstream stays as it was installed.
 """
 
-import argparse
-import importlib.metadata
 import importlib.util
-import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sft.trainers.entry import has_ended, is_complete, refuse_to_tokenize, run
 from sft.trainers.text_only import allow_text_only
 
 PACKAGES = (
     *("llamafactory", "transformers", "tokenizers", "datasets", "torch", "accelerate"),
     *("deepspeed", "liger_kernel", "flash_attn"),
 )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="sft.trainers.llamafactory")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("versions")
-    asking.add_argument("names", nargs="*")
-    tokenizing = commands.add_parser("pretokenize")
-    tokenizing.add_argument("request", type=Path)
-    tokenizing.add_argument("tokens", type=Path)
-    checking = commands.add_parser("check")
-    checking.add_argument("config", type=Path)
-    training = commands.add_parser("train")
-    training.add_argument("config", type=Path)
-    training.add_argument("--world-size", type=int, required=True)
-    arguments = parser.parse_args()
-    if arguments.command == "versions":
-        print(json.dumps(versions(arguments.names)))
-    elif arguments.command == "pretokenize":
-        pretokenize(arguments.request, arguments.tokens)
-    elif arguments.command == "check":
-        check(arguments.config)
-    else:
-        train(arguments.config, arguments.world_size)
-
-
-def versions(names: Iterable[str] = ()) -> dict[str, str]:
-    """The versions of what decides tokens and weights here, and of the packages `names`.
-
-    A package that is not installed is absent.
-    """
-    found = {}
-    for name in dict.fromkeys([*PACKAGES, *names]):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def pretokenize(request: Path, tokens: Path) -> None:
@@ -113,16 +73,16 @@ def train(config: Path, world_size: int) -> None:
     """
     arguments = _read_config(config)
     output = Path(arguments["output_dir"])
-    if any(_has_ended(folder) for folder in (output, *output.glob("checkpoint-*"))):
-        # Resumed from its last checkpoint, it would train one step past its end.
+    if is_complete(output):
         print(f"{output}: the run is complete; nothing to train")
         return
-    _refuse_to_tokenize(Path(arguments["tokenized_path"]))
+    refuse_to_tokenize(Path(arguments["tokenized_path"]))
     _import_trainer()
     from llamafactory.train.tuner import run_exp
-    from transformers import TrainerCallback, training_args
+    from transformers import training_args
 
     from sft.trainers.keeper import Keeper
+    from sft.trainers.world_size import AssertWorldSize
 
     if os.environ.get("SFT_ON_CPU") == "1" and "deepspeed" in arguments:
         # DeepSpeed is skipped with use_cpu, and bf16 is refused on a CPU without it.
@@ -130,18 +90,9 @@ def train(config: Path, world_size: int) -> None:
     if arguments.get("use_cpu"):
         _know_numbered_cpu()
 
-    class AssertWorldSize(TrainerCallback):
-        """`accelerate launch --cpu --num_processes 2` starts with one process and says nothing."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if args.world_size != world_size:
-                raise RuntimeError(
-                    f"{args.world_size} training processes found each other, expected {world_size}"
-                )
-
     keeper = Keeper(saves_by_time=_saves_by_time(arguments))
-    run_exp(arguments, callbacks=[AssertWorldSize(), keeper])
-    if int(os.environ.get("RANK", "0")) == 0 and not _has_ended(output):
+    run_exp(arguments, callbacks=[AssertWorldSize(world_size), keeper])
+    if int(os.environ.get("RANK", "0")) == 0 and not has_ended(output):
         raise RuntimeError(f"{output}: training ended before its last step")
 
 
@@ -175,20 +126,5 @@ def _read_config(path: Path) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
-def _has_ended(folder: Path) -> bool:
-    """Whether the trainer state in a run's root or checkpoint, saved last, is of the last step."""
-    try:
-        state = json.loads((folder / "trainer_state.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return False
-    return state["global_step"] >= state["max_steps"] > 0
-
-
-def _refuse_to_tokenize(tokens: Path) -> None:
-    """A training job that finds no tokens would tokenize on each node and stall the others."""
-    if not (tokens / "state.json").is_file():
-        raise RuntimeError(f"{tokens}: no tokens there; a training job does not tokenize")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(sys.modules[__name__])

@@ -1,16 +1,10 @@
 """Tokenize a mix with LLaMA-Factory's own code, keeping for each example where it came from."""
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from datasets import Dataset, Features, Sequence, Value, load_dataset
+from datasets import Dataset, Features, load_dataset
 from llamafactory.data import get_template_and_fix_tokenizer
 from llamafactory.data.converter import align_dataset
 from llamafactory.data.data_utils import merge_dataset
@@ -21,13 +15,14 @@ from llamafactory.extras.constants import FILEEXT2TYPE
 from llamafactory.hparams import get_train_args
 from llamafactory.model import load_tokenizer
 
-IGNORED = -100  # torch's cross entropy leaves these labels out
-
-TOKEN_FEATURES = {
-    "input_ids": Sequence(Value("int32")),
-    "labels": Sequence(Value("int32")),
-    "attention_mask": Sequence(Value("int8")),
-}
+from sft.trainers.token_folder import (
+    ORIGIN_FEATURES,
+    TOKEN_FEATURES,
+    refuse_empty,
+    save_tokens,
+    write_counts,
+    write_rows,
+)
 
 
 def tokenize_mix(config: Mapping[str, Any], tokens: Path) -> None:
@@ -54,18 +49,17 @@ def tokenize_mix(config: Mapping[str, Any], tokens: Path) -> None:
     for position, (name, source) in enumerate(sources.items()):
         encoded.append(_encode(source, position, processor, data_args))
         counts[name]["rows_out"] = encoded[-1].num_rows
-    _refuse_empty(counts)
+    refuse_empty(counts)
     mix = merge_dataset(encoded, data_args, seed=training_args.seed)
-    _write_rows(mix, list(sources), counts, tokens.parent)
+    write_rows(mix, list(sources), counts, tokens.parent)
     if data_args.packing:
-        _save(mix, tokens.with_name("unpacked"))
+        save_tokens(mix, tokens.with_name("unpacked"))
         merged = merge_dataset(list(sources.values()), data_args, seed=training_args.seed)
         mix = _get_preprocessed_dataset(
             merged, data_args, training_args, stage="sft", template=template, **module
         )
-    _save(mix, tokens)
-    made = {"examples": mix.num_rows, "sources": counts}
-    (tokens.parent / "counts.json").write_text(json.dumps(made, indent=2, ensure_ascii=False))
+    save_tokens(mix, tokens)
+    write_counts(mix.num_rows, counts, tokens.parent)
 
 
 def _load_source(attributes: Any, model_args: Any, data_args: Any, training_args: Any) -> Dataset:
@@ -91,11 +85,6 @@ def _load_source(attributes: Any, model_args: Any, data_args: Any, training_args
     return align_dataset(rows, attributes, data_args, training_args)
 
 
-def _save(mix: Dataset, folder: Path) -> None:
-    made = mix.select_columns(list(TOKEN_FEATURES)).cast(Features(TOKEN_FEATURES))
-    made.save_to_disk(str(folder))
-
-
 def _encode(source: Dataset, position: int, processor: Any, data_args: Any) -> Dataset:
     """The tokenized rows of one source; a row that LLaMA-Factory drops is absent."""
 
@@ -116,45 +105,7 @@ def _encode(source: Dataset, position: int, processor: Any, data_args: Any) -> D
         batch_size=data_args.preprocessing_batch_size,
         with_indices=True,
         remove_columns=source.column_names,
-        features=Features(TOKEN_FEATURES | {"source": Value("int16"), "row": Value("int32")}),
+        features=Features(TOKEN_FEATURES | ORIGIN_FEATURES),
         num_proc=data_args.preprocessing_num_workers,
         desc="Tokenizing",
     )
-
-
-def _refuse_empty(counts: Mapping[str, Mapping[str, int]]) -> None:
-    """LLaMA-Factory warns of each row that it drops, and goes on with those that are left."""
-    empty = [
-        f"{name} (0 of {each['rows_in']} rows)"
-        for name, each in counts.items()
-        if not each["rows_out"]
-    ]
-    if empty:
-        sys.exit(
-            f"no example came out of {', '.join(empty)}: its `columns`, `tags` and `formatting` "
-            "in the dataset registry do not fit the data, or its turns do not alternate"
-        )
-
-
-def _write_rows(mix: Dataset, names: list[str], counts: dict, folder: Path) -> None:
-    """Write rows.parquet, and add what the mix takes of each source to `counts`."""
-    taken = np.zeros((len(names), 3), dtype=np.int64)  # examples, tokens, trained tokens
-    schema = pa.schema({"source": pa.dictionary(pa.int16(), pa.string()), "row": pa.int32()})
-    with pq.ParquetWriter(folder / "rows.parquet", schema) as writer:
-        for batch in mix.with_format("arrow").iter(batch_size=1000):
-            sources = batch["source"].to_numpy()
-            lengths = pc.list_value_length(batch["input_ids"]).to_numpy()
-            labels = pc.list_flatten(batch["labels"]).to_numpy()
-            ends = np.cumsum(lengths)
-            trained_before = np.concatenate([[0], np.cumsum(labels != IGNORED)])
-            trained = trained_before[ends] - trained_before[ends - lengths]
-            for column, amounts in enumerate((np.ones_like(lengths), lengths, trained)):
-                np.add.at(taken[:, column], sources, amounts)
-            named = pa.DictionaryArray.from_arrays(pa.array(sources), pa.array(names))
-            writer.write_table(pa.table([named, batch["row"]], schema=schema))
-    for name, (examples, num_tokens, num_trained) in zip(names, taken.tolist(), strict=True):
-        counts[name] |= {
-            "examples": examples,
-            "tokens": num_tokens,
-            "trained_tokens": num_trained,
-        }

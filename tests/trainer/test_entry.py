@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.make_model import load_tokenizer
 from sft.trainers import llamafactory
+from sft.trainers.entry import installed_versions
 from tests.trainer.demo_data import CHECKOUT, DATASETS
 
 ENVIRONMENT = os.environ | {
@@ -281,4 +282,4 @@ def test_versions_name_what_decides_the_tokens():
     found = json.loads(run_entry("versions").stdout)
 
     assert {"llamafactory", "transformers", "tokenizers"} <= set(found)
-    assert llamafactory.versions() == found
+    assert installed_versions(llamafactory.PACKAGES) == found

@@ -82,8 +82,12 @@ LIGHT = {"yaml", "jsonschema", "pandas", "packaging", "numpy", "pyarrow", "tabul
 # Inside a trainer's environment: the trainer, and what it is made of itself.
 TRAINERS = {
     "llamafactory": {
-        *("llamafactory", "torch", "transformers", "datasets", "omegaconf", "numpy", "pyarrow"),
+        *("llamafactory", "torch", "transformers", "datasets", "omegaconf"),
     },
+    "axolotl": {"axolotl", "torch", "transformers", "datasets", "yaml"},
+    "token_folder": {"datasets", "numpy", "pyarrow"},
+    "world_size": {"transformers"},
+    "entry": set(),
     "keeper": {"torch", "transformers"},
     "text_only": set(),
 }
