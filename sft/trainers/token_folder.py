@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +27,13 @@ TOKEN_FEATURES = {
 ORIGIN_FEATURES = {"source": Value("int16"), "row": Value("int32")}
 
 
-def save_tokens(mix: Dataset, folder: Path) -> None:
-    """Write the examples as a `datasets` folder, without where they came from."""
-    made = mix.select_columns(list(TOKEN_FEATURES)).cast(Features(TOKEN_FEATURES))
-    made.save_to_disk(str(folder))
+def save_tokens(mix: Dataset, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+    """Write the examples as a `datasets` folder, without where they came from.
+
+    `more` are the features of further columns that the trainer wants to find there.
+    """
+    features = TOKEN_FEATURES | dict(more or {})
+    mix.select_columns(list(features)).cast(Features(features)).save_to_disk(str(folder))
 
 
 def write_counts(examples: int, counts: Mapping[str, Mapping[str, int]], folder: Path) -> None:
