@@ -6,6 +6,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TRAINER := .venv-llamafactory
+AXOLOTL := .venv-axolotl
 DEMO_MODEL := demo/smollm2-135m
 PROFILE := profiles/localhost
 
@@ -20,11 +21,12 @@ setup: .venv/made
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
 
-$(TRAINER)/made: environments/llamafactory-cpu.txt environments/llamafactory-cpu-nodeps.txt
-	$(PYTHON) -m venv $(TRAINER)
-	$(TRAINER)/bin/pip install --quiet --disable-pip-version-check -r environments/llamafactory-cpu.txt
-	$(TRAINER)/bin/pip install --quiet --disable-pip-version-check --no-deps \
-	  -r environments/llamafactory-cpu-nodeps.txt
+# A trainer's environment: .venv-llamafactory, .venv-axolotl.
+.venv-%/made: environments/%-cpu.txt environments/%-cpu-nodeps.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r environments/$*-cpu.txt
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check --no-deps \
+	  -r environments/$*-cpu-nodeps.txt
 	touch $@
 
 $(DEMO_MODEL)/config.json: $(TRAINER)/made
@@ -51,8 +53,9 @@ check: .venv/made .tokenizers/made
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/workflow/test_lint.py
 
 # What fails beside others on a busy computer is tried once more alone: these tests wait for daemons.
-test: shellcheck chromium slurm check $(TRAINER)/made $(DEMO_MODEL)/config.json
+test: shellcheck chromium slurm check $(TRAINER)/made $(AXOLOTL)/made $(DEMO_MODEL)/config.json
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
+	OMP_WAIT_POLICY=passive $(AXOLOTL)/bin/python -m pytest -q tests/axolotl
 	$(BIN)/python -m pytest -q tests/workflow tests/browser tests/e2e
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/slurm || \
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/slurm
@@ -71,4 +74,4 @@ slurm:
 	    slurmctld slurmd slurmdbd slurm-client munge mariadb-server; } || true
 
 clean:
-	rm -rf .venv $(TRAINER) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache
+	rm -rf .venv $(TRAINER) $(AXOLOTL) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache
