@@ -24,6 +24,8 @@ PACKAGES = (
 
 # Nothing is sent, and the log is the job's own: a copy in a shared folder is written by all nodes.
 SETTINGS = {"AXOLOTL_DO_NOT_TRACK": "1", "AXOLOTL_TEE_STDOUT": "0"}
+# Without it, several processes without a GPU each train alone.
+CPU_SETTINGS = {"ACCELERATE_USE_CPU": "true"}
 
 
 def pretokenize(request: Path, tokens: Path) -> None:
@@ -65,7 +67,9 @@ def train(config: Path, world_size: int) -> None:
         print(f"{output}: the run is complete; nothing to train")
         return
     refuse_to_tokenize(Path(arguments["datasets"][0]["path"]))
-    os.environ |= SETTINGS
+    from sft.trainers.on_cpu import is_on_cpu, know_numbered_cpu
+
+    os.environ |= SETTINGS | (CPU_SETTINGS if is_on_cpu() else {})
     from axolotl.cli.config import load_cfg
     from axolotl.integrations.base import PluginManager
     from axolotl.train import train as train_model
@@ -73,6 +77,9 @@ def train(config: Path, world_size: int) -> None:
     from sft.trainers.axolotl_plugin import NAME
 
     cfg = load_cfg(str(config))
+    if is_on_cpu():
+        know_numbered_cpu()
+        cfg.device_map = None  # it numbers the device of each process, as if that were a GPU
     plugin = PluginManager.get_instance().plugins[NAME]
     plugin.world_size = world_size
     train_model(cfg=cfg, dataset_meta=plugin.load_datasets(cfg))
@@ -84,7 +91,9 @@ def train(config: Path, world_size: int) -> None:
 
 def _capabilities() -> dict[str, Any]:
     """What axolotl's schema asks about the GPU, which the training job has, if not this host."""
-    has_gpu = os.environ.get("SFT_ON_CPU") != "1"
+    from sft.trainers.on_cpu import is_on_cpu
+
+    has_gpu = not is_on_cpu()
     return {"bf16": has_gpu, "tf32": has_gpu, "fp8": False, "n_gpu": 1, "compute_capability": None}
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from axolotl.common.datasets import TrainDatasetMeta
 from axolotl.integrations.base import BasePlugin
-from axolotl.loaders.model import ModelLoader
 from axolotl.utils.trainer import calculate_total_num_steps
 from datasets import Dataset, load_from_disk
 from transformers import Trainer, TrainerCallback
@@ -32,10 +31,6 @@ class Plugin(BasePlugin):
         """The tokens that `datasets` names, in their order."""
         tokens = load_from_disk(cfg.datasets[0].path)
         return TrainDatasetMeta(train_dataset=tokens, total_num_steps=count_steps(cfg, tokens))
-
-    def pre_model_load(self, cfg: Any) -> None:
-        if os.environ.get("SFT_ON_CPU") == "1":
-            _place_on_cpu()
 
     def add_callbacks_pre_trainer(self, cfg: Any, model: Any) -> list[TrainerCallback]:
         saves_by_time = cfg.save_strategy == "steps" and not cfg.save_steps
@@ -73,17 +68,3 @@ def count_steps(cfg: Any, tokens: Dataset) -> int:
     divide = math.floor if cfg.dataloader_drop_last else math.ceil
     batches = divide(divide(len(tokens) / cfg.micro_batch_size) / cfg.world_size)
     return math.ceil(cfg.num_epochs * math.ceil(batches / cfg.gradient_accumulation_steps))
-
-
-def _place_on_cpu() -> None:
-    """Let a model of several processes be loaded to the CPU.
-
-    axolotl 0.19 numbers the device of each process, which is a GPU whatever there is.
-    """
-    numbered = ModelLoader._set_device_map_config
-
-    def without_number(loader: ModelLoader) -> None:
-        loader.cfg.device_map = None
-        numbered(loader)
-
-    ModelLoader._set_device_map_config = without_number

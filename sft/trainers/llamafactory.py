@@ -82,13 +82,14 @@ def train(config: Path, world_size: int) -> None:
     from transformers import training_args
 
     from sft.trainers.keeper import Keeper
+    from sft.trainers.on_cpu import is_on_cpu, know_numbered_cpu
     from sft.trainers.world_size import AssertWorldSize
 
-    if os.environ.get("SFT_ON_CPU") == "1" and "deepspeed" in arguments:
+    if is_on_cpu() and "deepspeed" in arguments:
         # DeepSpeed is skipped with use_cpu, and bf16 is refused on a CPU without it.
         training_args.is_torch_bf16_gpu_available = lambda: True
     if arguments.get("use_cpu"):
-        _know_numbered_cpu()
+        know_numbered_cpu()
 
     keeper = Keeper(saves_by_time=_saves_by_time(arguments))
     run_exp(arguments, callbacks=[AssertWorldSize(world_size), keeper])
@@ -102,17 +103,6 @@ def _import_trainer() -> None:
     from sft.trainers.llamafactory_templates import register_templates
 
     register_templates()
-
-
-def _know_numbered_cpu() -> None:
-    """Let torch load to "cpu:0", so that several processes on CPUs can resume.
-
-    accelerate 1.11 numbers the CPU of such processes, transformers 5.6 loads the optimizer to it,
-    and torch 2.13 refuses: "don't know how to restore data location".
-    """
-    from torch.serialization import register_package
-
-    register_package(9, lambda _: None, lambda data, place: data if place == "cpu:0" else None)
 
 
 def _saves_by_time(arguments: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ LAYERS = (
     ("plan_text",),
     # Stages, and what they are made of.
     ("checkpoint", "sources", "card", "hub", "local", "registry"),
-    ("fetch", "release", "registration", "settle"),
+    ("fetch", "release", "registration", "settle", "conversations"),
     ("attempt",),
     ("links",),
     ("train", "status", "drive"),
@@ -56,6 +56,7 @@ PACKAGES = {
     "environment": {"packaging"},
     "plot": {"matplotlib"},
     "card": {"huggingface_hub"},
+    "conversations": {"pyarrow"},
     "fetch": {"huggingface_hub", "httpx2", "tqdm"},
     "sources": {"pyarrow"},
     "gate.rows": {"datasets", "pandas", "pyarrow"},
@@ -84,8 +85,9 @@ TRAINERS = {
     "llamafactory": {
         *("llamafactory", "torch", "transformers", "datasets", "omegaconf"),
     },
-    "axolotl": {"axolotl", "torch", "transformers", "datasets", "yaml"},
+    "axolotl": {"axolotl", "torch", "transformers", "datasets", "jinja2", "yaml"},
     "token_folder": {"datasets", "numpy", "pyarrow"},
+    "on_cpu": {"torch"},
     "world_size": {"transformers"},
     "entry": set(),
     "keeper": {"torch", "transformers"},
