@@ -5,6 +5,7 @@ Before anything is fetched that is next to nothing. Nothing is made up: what is 
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -260,15 +261,26 @@ def read_rate(run: str, trained: Mapping[str, Any]) -> Rate | None:
     steps, seconds, world_size = max(_measure_attempts(trained), default=(0, 0, 0))
     try:
         config = read_yaml(Path(trained["config"]))
-        made = read_json(Path(config["tokenized_path"]).parent / "manifest.json")
+        tokens, sequences = _read_rendered(config)
+        made = read_json(tokens.parent / "manifest.json")
         counts = made["sources"].values()
         mean = sum(each["tokens"] for each in counts) / sum(each["examples"] for each in counts)
-        sequences = config["per_device_train_batch_size"] * config["gradient_accumulation_steps"]
     except (SftError, KeyError):  # tokens were cleaned up, or packed
         return None
     return (
         Rate(steps * sequences * mean / seconds, run, world_size) if steps > 0 < seconds else None
     )
+
+
+def _read_rendered(config: Mapping[str, Any]) -> tuple[Path, int]:
+    """The tokens of a rendered config, and the sequences that a process takes a step.
+
+    Whichever backend's it is: its row may have left the table. Raises KeyError where it is none's.
+    """
+    for backend in BACKENDS.values():
+        with suppress(KeyError):
+            return backend.read_rendered(config)
+    raise KeyError("tokens")
 
 
 def _measure_attempts(trained: Mapping[str, Any]) -> Iterator[tuple[int, float, int]]:

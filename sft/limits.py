@@ -69,13 +69,12 @@ def limit_faults(experiment: Experiment, site: Site) -> list[str]:
             f"{experiment.where}, environment: {site.name} has no {experiment.environment!r}; "
             f"{remedy}; or add it under `environments` in profiles/{site.name}/config.yaml"
         )
-    wanted = experiment.config.get("flash_attn")
-    if wanted == "fa2" and site.attn == "sdpa":
-        lines.append(
-            f"{experiment.where}, flash_attn: found 'fa2', but {site.name} has no flash-attn for "
-            "its CPU architecture; leave it out to take the site's own (sdpa)"
-        )
     recipe = BACKENDS[experiment.backend].read_recipe(experiment.config)
+    if recipe.flash_attention and site.attn == "sdpa":
+        lines.append(
+            f"{experiment.where}, {recipe.flash_attention}: {site.name} has no flash-attn for its "
+            "CPU architecture; leave it out to take the site's own (sdpa)"
+        )
     if recipe.max_steps:
         lines += warmup_faults(experiment, recipe, recipe.max_steps)
     return lines

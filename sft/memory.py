@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from sft.batch import Batch
-from sft.recipe import Recipe, States
+from sft.recipe import Batch, Recipe, States
 from sft.sizes import Size
 
 GIB = 2**30

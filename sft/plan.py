@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sft.backends import BACKENDS
-from sft.batch import Batch, derive_batch
+from sft.batch import derive_batch
 from sft.experiment import Experiment
 from sft.facts import Facts, Taking, count_examples
 from sft.limits import most_minutes, state_faults, warmup_faults, world_size_faults
@@ -20,7 +20,7 @@ from sft.pace import (
     hours_between_saves,
     pace_of_rate,
 )
-from sft.recipe import Recipe
+from sft.recipe import Batch, Recipe
 from sft.request import Request
 from sft.site import Site
 from sft.sizes import Size

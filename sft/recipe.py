@@ -4,6 +4,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Batch:
+    """How a global batch is made: sequences a process and step, accumulated steps, processes."""
+
+    global_batch_size: int
+    per_device: int
+    accumulation: int
+    world_size: int
+
+
+@dataclass(frozen=True)
 class States:
     """Bytes a parameter that training keeps, and where.
 
@@ -23,7 +33,9 @@ class States:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long a run is, what of it is saved, and what decides its memory.
+    """How long a run is, how its batch is made, what is saved, and what decides its memory.
+
+    `global_batch_size` is None where `accumulation` decides it; keys are named as the config does.
 
     `warmup` is steps, or a share of all steps below 1; 0 where the schedule has none. A `max_steps`
     of None leaves it to `num_epochs`. `save_steps` is None where checkpoints are not counted in
@@ -32,6 +44,10 @@ class Recipe:
     zero3, fsdp or lora; `saved_weight` the bytes of a parameter in its safetensors.
     """
 
+    per_device: int
+    per_device_key: str
+    accumulation: int
+    global_batch_size: int | None
     num_epochs: float
     max_steps: int | None
     warmup: float
@@ -51,6 +67,7 @@ class Recipe:
     recomputes: bool  # gradient checkpointing
     fused_loss: bool  # logits are never held at once
     eager_attention: bool
+    flash_attention: str | None  # the words that ask for flash-attn's kernels, `key: value`
 
     @property
     def saves(self) -> bool:

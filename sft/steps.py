@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from sft.batch import Batch
-from sft.recipe import Recipe
+from sft.recipe import Batch, Recipe
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sft.backends import BACKENDS
+from sft.conversations import write_conversations
 from sft.environment import ask_environment, pin_faults, read_pins, run_in_environment
 from sft.errors import SftError, raise_faults
 from sft.experiment import Experiment
@@ -135,7 +136,10 @@ def _tokenize(
         source_preflight(files, options, name)
     with new_folder(folder, keep=True) as partial:
         request = partial / "request"
-        write_json(request / "dataset_info.json", backend.render_registry(experiment, datasets))
+        if backend.READS_CONVERSATIONS:
+            write_conversations(rows, experiment.config.get("max_samples"), request)
+        else:
+            write_json(request / "dataset_info.json", backend.render_registry(experiment, datasets))
         write_yaml(
             request / "tokenize.yaml",
             backend.render_pretokenize(experiment, Path(model["path"]), request, num_workers),
@@ -153,7 +157,8 @@ def _tokenize(
         except SftError as error:
             fatal = [find_fatal_rows(*of, name) for name, of in rows.items()]
             raise SftError(*chain.from_iterable(fatal), *error.args) from None
-        shutil.rmtree(partial / "cache", ignore_errors=True)
+        for left in ("cache", "request/sources"):
+            shutil.rmtree(partial / left, ignore_errors=True)
         write_json(
             partial / "manifest.json",
             {

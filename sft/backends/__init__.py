@@ -17,7 +17,10 @@ Each module has:
     science(config)                         the keys that change the weights
     read_recipe(config)                     its steps, what it saves, what decides its memory
     render_config(experiment, site, batch, paths)          what the trainer reads
+    read_rendered(config)                   its tokens, and the sequences a process takes a step
     render_pretokenize(experiment, paths, num_workers)     what its tokenizing reads
+    READS_CONVERSATIONS         whether that reads our reading of the rows, or the rows themselves
+    render_registry(experiment, fetched)    where these are, for a backend that reads them
     check_command, pretokenize_command, train_command      argument lists for its environment
 None of them imports the trainer: they serve while the Snakefile is parsed.
 """

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sft.backends import keys, llamafactory_recipe
-from sft.batch import Batch
 from sft.experiment import Experiment
 from sft.files import hash_file, read_json, read_yaml
+from sft.recipe import Batch
 from sft.site import Site
 from sft.templates import CUSTOM_TEMPLATES, template_path
 
@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent
 CONFIG_FOLDER = PACKAGE / "lf_configs"
 DEEPSPEED_FOLDER = llamafactory_recipe.DEEPSPEED_FOLDER
 MODULE = "sft.trainers.llamafactory"
+READS_CONVERSATIONS = False
 
 LAUNCHER_KEYS = {
     "environment": {"type": "str"},
@@ -302,6 +303,15 @@ def render_config(
     }
     rendered.setdefault("flash_attn", site.attn)
     return rendered
+
+
+def read_rendered(config: Mapping[str, Any]) -> tuple[Path, int]:
+    """Where the tokens of a train.yaml lie, and how many sequences a process takes a step.
+
+    Raises KeyError where it is of another backend.
+    """
+    sequences = config["per_device_train_batch_size"] * config["gradient_accumulation_steps"]
+    return Path(config["tokenized_path"]), sequences
 
 
 def render_pretokenize(

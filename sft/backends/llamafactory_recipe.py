@@ -26,6 +26,10 @@ def read_recipe(config: Mapping[str, Any]) -> Recipe:
     max_steps = config.get("max_steps", -1)
     states = _read_states(config)
     return Recipe(
+        per_device=config.get("per_device_train_batch_size", 1),
+        per_device_key="per_device_train_batch_size",
+        accumulation=config.get("gradient_accumulation_steps", 1),
+        global_batch_size=config.get("global_batch_size"),
         num_epochs=config.get("num_train_epochs", 3.0),
         max_steps=max_steps if max_steps > 0 else None,
         warmup=_read_warmup(config),
@@ -45,6 +49,7 @@ def read_recipe(config: Mapping[str, Any]) -> Recipe:
         recomputes=not config.get("disable_gradient_checkpointing", False),
         fused_loss=_fuses_loss(config),
         eager_attention=config.get("flash_attn") == "disabled",
+        flash_attention="flash_attn: fa2" if config.get("flash_attn") == "fa2" else None,
     )
 
 

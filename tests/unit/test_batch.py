@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from sft.batch import Batch, derive_batch
+from sft.batch import derive_batch
 from sft.errors import SftError
+from sft.recipe import Batch
 from sft.site import Site
 from tests.unit.experiments import EXPERIMENT, SITE, with_config
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sft.backends.llamafactory_recipe import read_recipe
-from sft.batch import Batch
 from sft.memory import GIB, estimate_memory, host_bytes, state_bytes
-from sft.recipe import States
+from sft.recipe import Batch, States
 from sft.sizes import Size
 
 EIGHT_B = Size(8_190_735_360, 8_190_735_360, 36, 4096, 32, 4096, 1024, 12288, 151936)

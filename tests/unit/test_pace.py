@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sft.backends.llamafactory_recipe import read_recipe
-from sft.batch import Batch
 from sft.pace import Pace, cut_into_slots, guess_pace, hours_between_saves, pace_of_rate
+from sft.recipe import Batch
 from sft.site import Site
 from sft.sizes import Size
 from sft.steps import Steps

@@ -3,7 +3,7 @@
 import pytest
 
 from sft.backends.llamafactory_recipe import read_recipe
-from sft.batch import Batch
+from sft.recipe import Batch
 from sft.steps import count_batches, count_steps
 from tests.step_cases import CASES, Case
 
