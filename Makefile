@@ -54,6 +54,7 @@ check: .venv/made .tokenizers/made
 
 # What fails beside others on a busy computer is tried once more alone: these tests wait for daemons.
 test: shellcheck chromium slurm check $(TRAINER)/made $(AXOLOTL)/made $(DEMO_MODEL)/config.json
+	rm -rf .torch_extensions
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
 	OMP_WAIT_POLICY=passive $(AXOLOTL)/bin/python -m pytest -q tests/axolotl
 	$(BIN)/python -m pytest -q tests/workflow tests/browser tests/e2e
@@ -74,4 +75,4 @@ slurm:
 	    slurmctld slurmd slurmdbd slurm-client munge mariadb-server; } || true
 
 clean:
-	rm -rf .venv $(TRAINER) $(AXOLOTL) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache
+	rm -rf .torch_extensions .venv $(TRAINER) $(AXOLOTL) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache

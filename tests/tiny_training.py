@@ -22,6 +22,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+# What DeepSpeed compiles for several processes, in half a minute. Not in the home folder: where its
+# compiler was killed once, a lock stays, on which all others wait for ever.
+EXTENSIONS = Path(__file__).resolve().parents[1] / ".torch_extensions"
 WORDS = 64
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -66,7 +69,8 @@ def start(
     entry: str, config: Path, world_size: int = 1, sent: Signal | None = None, **variables: object
 ) -> list[BaseProcess]:
     """The training processes of an entry; what each says goes to <rank>.log beside the config."""
-    common = {key: str(value) for key, value in variables.items()}
+    common = {"TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
+    common |= {key: str(value) for key, value in variables.items()}
     if world_size > 1:
         common |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

@@ -1,7 +1,8 @@
 """Trainings that nothing disturbs, on one node and on two."""
 
 import json
-from pathlib import Path
+
+from tests.slurm.project import CHECKOUT
 
 
 def test_run_is_trained_by_one_job(new_run, undisturbed):
@@ -27,8 +28,8 @@ def test_two_nodes_train_one_run_over_gloo(new_run):
 
 
 def test_two_ranks_train_one_run_with_zero_3(new_run):
-    # DeepSpeed compiles a part of itself, once where its cache stays.
-    cache = {"TORCH_EXTENSIONS_DIR": str(Path.home() / ".cache" / "torch_extensions")}
+    # As tests/tiny_training.py, whose tests have made it by now: a job's own is made anew each time.
+    cache = {"TORCH_EXTENSIONS_DIR": str(CHECKOUT / ".torch_extensions")}
     config = {"deepspeed": "ds_z3.json", "max_steps": 6}
     run = new_run(num_nodes=2, config=config, variables=cache)
     run.train(wait_s=400)
