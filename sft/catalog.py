@@ -242,12 +242,9 @@ class _Builder:
     def _configure(self, row: Row, backend_name: str) -> tuple[Path, dict, dict]:
         """The base config's path, the row's overrides, both merged; SftError with their faults."""
         backend = BACKENDS[backend_name]
-        overrides = {
-            key: backend.parse_cell(key, cell)
-            for key, cell in row.cells.items()
-            if key not in ROW_COLUMNS
-        }
-        lines = backend.config_faults(overrides, row.where)
+        cells = {key: cell for key, cell in row.cells.items() if key not in ROW_COLUMNS}
+        overrides, lines = backend.read_overrides(cells, row.where)
+        lines += backend.config_faults(overrides, row.where)
         with gathered(lines):
             path = _find_base_config(row, backend)
             merged = {**self.read_base_config(path, backend_name), **overrides}

@@ -7,7 +7,7 @@ Each module has:
     known_keys()                every key that its parser or the workflow knows
     config_faults(config, where)            what a base config or a row cannot say, a line each
     whole_config_faults(config, where)      what is missing or contradictory once both are merged
-    parse_cell(key, cell)                   the value of a cell of the table
+    read_overrides(cells, where)            the keys that the cells of a row set, and their faults
     template_description(template)          its control strings, its end of turn, what it adds
     shipped_templates()                     the same of each that a base config names, and of ours
     template_hash(template)                 of a template of ours, None for its own
@@ -25,7 +25,7 @@ Each module has:
 None of them imports the trainer: they serve while the Snakefile is parsed.
 """
 
-from sft.backends import llamafactory
+from sft.backends import axolotl, llamafactory
 
-BACKENDS = {"llamafactory": llamafactory}
+BACKENDS = {"llamafactory": llamafactory, "axolotl": axolotl}
 DEFAULT_BACKEND = "llamafactory"

@@ -202,6 +202,11 @@ def parse_cell(key: str, cell: str) -> Any:
     return keys.parse_cell(key, cell, known_keys())
 
 
+def read_overrides(cells: Mapping[str, str], where: str) -> tuple[dict[str, Any], list[str]]:
+    """What the cells of a row change of its base config; the table's words are its own."""
+    return {key: parse_cell(key, cell) for key, cell in cells.items()}, []
+
+
 def config_faults(config: Mapping[str, Any], where: str) -> list[str]:
     """One line for each key or value that a base config or a row's overrides cannot hold."""
     return keys.config_faults(config, known_keys(), OWNED_KEYS, LIMITS, where)

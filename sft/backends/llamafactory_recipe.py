@@ -69,14 +69,14 @@ def _read_layout(config: Mapping[str, Any]) -> str:
     if config["finetuning_type"] in ("lora", "oft"):
         return "lora"
     if config.get("deepspeed"):
-        zero = _read_zero(config["deepspeed"])
+        zero = read_zero(config["deepspeed"])
         gathered = zero.get("stage3_gather_16bit_weights_on_model_save", False)
         return "safetensors" if zero.get("stage", 0) < 3 or gathered else "zero3"
     return "fsdp" if config.get("fsdp") else "safetensors"
 
 
 @cache
-def _read_zero(name: str) -> Mapping[str, Any]:
+def read_zero(name: str) -> Mapping[str, Any]:
     """The `zero_optimization` of a shipped DeepSpeed config."""
     return read_json(DEEPSPEED_FOLDER / name)["zero_optimization"]
 
@@ -91,7 +91,7 @@ def _read_states(config: Mapping[str, Any]) -> States:
     init_adapter). Adapters, frozen layers and optimizers other than Adam keep less: of them only
     the weights are counted.
     """
-    zero = _read_zero(config["deepspeed"]) if config.get("deepspeed") else {}
+    zero = read_zero(config["deepspeed"]) if config.get("deepspeed") else {}
     half = 2.0 if config.get("bf16") or config.get("fp16") else 4.0
     if config["finetuning_type"] != "full":
         bits = config.get("quantization_bit")

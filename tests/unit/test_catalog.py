@@ -204,7 +204,10 @@ def test_local_files_are_those_of_a_folder_or_the_file_itself(inputs):
     [
         ("learning_rat", "unknown column; did you mean 'learning_rate'?"),
         ("num_node", "unknown column; did you mean 'num_nodes'?"),
-        ("epochs", "unknown column; did you mean 'ppo_epochs' or 'num_train_epochs'?"),
+        (
+            "epochs",
+            "unknown column; did you mean 'ppo_epochs' or 'num_epochs' or 'num_train_epochs'?",
+        ),
         ("lr", "unknown column; did you mean 'learning_rate' or"),
         ("output_dir", "leave it out; the workflow sets it"),
         ("overwrite_output_dir", "leave it out; the workflow sets it"),
