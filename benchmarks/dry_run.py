@@ -140,9 +140,21 @@ rule detect_layout:
         "touch {{output}}"
 
 
+rule check_template:
+    input:
+        "results/runs/{{experiment}}/layout.json",
+        "results/runs/{{experiment}}/trained.json",
+        tokens_of_experiment,
+    output:
+        "results/runs/{{experiment}}/served.json",
+    shell:
+        "touch {{output}}"
+
+
 rule assemble_release:
     input:
         "results/runs/{{experiment}}/layout.json",
+        "results/runs/{{experiment}}/served.json",
         "results/runs/{{experiment}}/trained.json",
         "results/runs/{{experiment}}/train.yaml",
         "results/models/model/fetched.json",

@@ -4,7 +4,7 @@ import difflib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -61,13 +61,18 @@ class Provenance:
 
 
 def assemble_release(
-    weights: Path, base_model: Path, release: Path, provenance: Provenance
+    weights: Path,
+    base_model: Path,
+    release: Path,
+    provenance: Provenance,
+    prove: Callable[[Path], object],
 ) -> list[dict]:
     """Make the folder `release` and return its manifest (see `files.manifest`).
 
-    `weights` is a folder in the transformers layout; its weights are linked, not copied. The
-    folder appears whole or not at all. Raises SftError where weights, tokenizer or chat template
-    are not whole, or where a local path or a secret would be published.
+    `weights` is a folder in the transformers layout; its weights are linked, not copied. The folder
+    appears whole or not at all, after `prove` has looked at it and raised nothing. Raises SftError
+    where weights, tokenizer or chat template are not whole, or where a local path or a secret would
+    be published.
     """
     layout, found = detect_layout(weights)
     if layout is not Layout.SAFETENSORS:
@@ -92,6 +97,7 @@ def assemble_release(
         write_card(partial, made, size, read_license(base_model))
         write_json(partial / "provenance.json", made)
         check_publishable(partial, [weights, base_model, release])
+        prove(partial)
         return manifest(partial)
 
 

@@ -65,7 +65,7 @@ class Serving:
 
     def render(self, messages: Sequence[Mapping], tools: Sequence[Mapping] = ()) -> str:
         """The text of a whole conversation; SftError with the template's own words."""
-        return _render(self.tokenizer, messages, tools, self.thinking)
+        return render_chat(self.tokenizer, messages, tools, self.thinking)
 
     def split(self, text: str) -> list[str]:
         """The text in pieces: prompt, answer, prompt, answer, …, and what follows the last answer.
@@ -143,13 +143,17 @@ def _pattern(controls: Iterable[str]) -> re.Pattern:
     return re.compile("|".join(map(re.escape, sorted(controls, key=len, reverse=True))))
 
 
-def _render(
+def render_chat(
     tokenizer: Any,
     messages: Sequence[Mapping],
     tools: Sequence[Mapping] = (),
     thinking: bool | None = None,
     prompt: bool = False,
 ) -> str:
+    """The text of a conversation by a tokenizer's chat template, with a cue to answer on `prompt`.
+
+    Raises SftError with the template's own words.
+    """
     import jinja2
 
     switch = {} if thinking is None else {"enable_thinking": thinking}
@@ -168,7 +172,7 @@ def _render(
 def _probe(tokenizer: Any, controls: Mapping[str, int]) -> tuple[str, str, str]:
     """The header, the end of an answer and what follows it, as a small conversation shows them."""
     question = {"role": "user", "content": _QUESTION}
-    whole = _render(tokenizer, [question, {"role": "assistant", "content": _ANSWER}])
+    whole = render_chat(tokenizer, [question, {"role": "assistant", "content": _ANSWER}])
     for text in (_QUESTION, _ANSWER):
         if text not in whole:
             raise SftError(
@@ -193,8 +197,8 @@ def _probe(tokenizer: Any, controls: Mapping[str, int]) -> tuple[str, str, str]:
 
 def _find_header(tokenizer: Any, question: Mapping) -> str:
     """What stands between the question's turn and what a served model generates."""
-    history = _render(tokenizer, [question]).rpartition(_QUESTION)[2]
-    asked = _render(tokenizer, [question], prompt=True).rpartition(_QUESTION)[2]
+    history = render_chat(tokenizer, [question]).rpartition(_QUESTION)[2]
+    asked = render_chat(tokenizer, [question], prompt=True).rpartition(_QUESTION)[2]
     # A template that takes no notice of the generation prompt ends the question with it.
     header = asked.removeprefix(history) or asked
     for first, _ in REASONING_MARKERS:  # some open the reasoning for the model

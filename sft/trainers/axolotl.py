@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sft.trainers.entry import has_ended, is_complete, refuse_to_tokenize, run
+from sft.trainers.served_tokenizer import embed_templates
 
 PACKAGES = (
     *("axolotl", "transformers", "tokenizers", "datasets", "torch", "accelerate", "trl", "peft"),
@@ -64,6 +65,7 @@ def train(config: Path, world_size: int) -> None:
     arguments = _read_config(config)
     output = Path(arguments["output_dir"])
     if is_complete(output):
+        embed_templates(output)
         print(f"{output}: the run is complete; nothing to train")
         return
     refuse_to_tokenize(Path(arguments["datasets"][0]["path"]))
@@ -87,6 +89,7 @@ def train(config: Path, world_size: int) -> None:
         plugin.finish(output)
         if not has_ended(output):
             raise RuntimeError(f"{output}: training ended before its last step")
+        embed_templates(output)
 
 
 def _capabilities() -> dict[str, Any]:

@@ -5,6 +5,7 @@ processes start at once. It counts steps as transformers does from epochs, and b
 that save, stop and watch a run.
 """
 
+import inspect
 import math
 import os
 from pathlib import Path
@@ -16,8 +17,8 @@ from axolotl.utils.trainer import calculate_total_num_steps
 from datasets import Dataset, load_from_disk
 from transformers import Trainer, TrainerCallback
 
+from sft.trainers.callbacks import AssertWorldSize, EmbedTemplate
 from sft.trainers.keeper import Keeper
-from sft.trainers.world_size import AssertWorldSize
 
 NAME = f"{__name__}.Plugin"
 
@@ -34,7 +35,7 @@ class Plugin(BasePlugin):
 
     def add_callbacks_pre_trainer(self, cfg: Any, model: Any) -> list[TrainerCallback]:
         saves_by_time = cfg.save_strategy == "steps" and not cfg.save_steps
-        callbacks: list[TrainerCallback] = [Keeper(saves_by_time=saves_by_time)]
+        callbacks: list[TrainerCallback] = [EmbedTemplate(), Keeper(saves_by_time=saves_by_time)]
         if self.world_size:
             callbacks.insert(0, AssertWorldSize(self.world_size))
         return callbacks
@@ -43,6 +44,7 @@ class Plugin(BasePlugin):
         self.trainer = trainer
         # axolotl would keep four of them; who launched the run deletes the old ones.
         trainer.args.save_total_limit = None
+        weigh_tokens_equally(trainer)
         # It asks the hub about the base model, and is not published.
         trainer.create_model_card = lambda *args, **kwargs: None
 
@@ -68,3 +70,20 @@ def count_steps(cfg: Any, tokens: Dataset) -> int:
     divide = math.floor if cfg.dataloader_drop_last else math.ceil
     batches = divide(divide(len(tokens) / cfg.micro_batch_size) / cfg.world_size)
     return math.ceil(cfg.num_epochs * math.ceil(batches / cfg.gradient_accumulation_steps))
+
+
+def weigh_tokens_equally(trainer: Trainer) -> None:
+    """Let each trained token of a step count the same, as in LLaMA-Factory's runs.
+
+    axolotl 0.19 takes nearly every model for unable to divide its loss by the tokens of the whole
+    step (core/trainers/base.py), and means over each micro-batch: the tokens of short answers
+    would weigh more, and the batch's making would change the gradient. This is transformers' own
+    rule again, over all processes.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parameters = inspect.signature(model.forward).parameters.values()
+    trainer.model_accepts_loss_kwargs = any(
+        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters
+    )
+    trainer.args.average_tokens_across_devices = trainer.args.world_size > 1

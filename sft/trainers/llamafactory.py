@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sft.trainers.entry import has_ended, is_complete, refuse_to_tokenize, run
+from sft.trainers.served_tokenizer import embed_templates
 from sft.trainers.text_only import allow_text_only
 
 PACKAGES = (
@@ -74,6 +75,7 @@ def train(config: Path, world_size: int) -> None:
     arguments = _read_config(config)
     output = Path(arguments["output_dir"])
     if is_complete(output):
+        embed_templates(output)
         print(f"{output}: the run is complete; nothing to train")
         return
     refuse_to_tokenize(Path(arguments["tokenized_path"]))
@@ -81,9 +83,9 @@ def train(config: Path, world_size: int) -> None:
     from llamafactory.train.tuner import run_exp
     from transformers import training_args
 
+    from sft.trainers.callbacks import AssertWorldSize, EmbedTemplate
     from sft.trainers.keeper import Keeper
     from sft.trainers.on_cpu import is_on_cpu, know_numbered_cpu
-    from sft.trainers.world_size import AssertWorldSize
 
     if is_on_cpu() and "deepspeed" in arguments:
         # DeepSpeed is skipped with use_cpu, and bf16 is refused on a CPU without it.
@@ -92,9 +94,11 @@ def train(config: Path, world_size: int) -> None:
         know_numbered_cpu()
 
     keeper = Keeper(saves_by_time=_saves_by_time(arguments))
-    run_exp(arguments, callbacks=[AssertWorldSize(world_size), keeper])
-    if int(os.environ.get("RANK", "0")) == 0 and not has_ended(output):
-        raise RuntimeError(f"{output}: training ended before its last step")
+    run_exp(arguments, callbacks=[AssertWorldSize(world_size), EmbedTemplate(), keeper])
+    if int(os.environ.get("RANK", "0")) == 0:
+        if not has_ended(output):
+            raise RuntimeError(f"{output}: training ended before its last step")
+        embed_templates(output)
 
 
 def _import_trainer() -> None:

@@ -123,8 +123,12 @@ def provenance() -> Provenance:
 
 def assemble(weights: Path, base: Path, made: Provenance | None = None) -> Path:
     release = weights.parent / "release"
-    assemble_release(weights, base, release, made or provenance())
+    assemble_release(weights, base, release, made or provenance(), accept)
     return release
+
+
+def accept(folder: Path) -> None:
+    """In the place of what looks at the chat template; see test_served.py."""
 
 
 def change_json(path: Path, **changes: object) -> None:
@@ -139,7 +143,7 @@ def test_a_release_holds_what_serving_needs_and_nothing_else(weights, base):
 
 
 def test_the_manifest_is_that_of_the_folder(weights, base, tmp_path):
-    files = assemble_release(weights, base, tmp_path / "release", provenance())
+    files = assemble_release(weights, base, tmp_path / "release", provenance(), accept)
     assert files == manifest(tmp_path / "release")
 
 
@@ -178,6 +182,16 @@ def test_a_model_without_a_vocabulary_is_refused(weights, base):
     (weights / "tokenizer.json").unlink()
     with pytest.raises(SftError, match="no vocabulary"):
         assemble(weights, base)
+
+
+def test_a_release_that_is_not_proven_leaves_nothing(weights, base, tmp_path):
+    def refuse(folder: Path) -> None:
+        assert (folder / "tokenizer_config.json").exists()
+        raise SftError("it serves another template")
+
+    with pytest.raises(SftError, match="another template"):
+        assemble_release(weights, base, tmp_path / "release", provenance(), refuse)
+    assert not (tmp_path / "release").exists()
 
 
 def test_a_release_replaces_the_one_before(weights, base):
@@ -426,7 +440,7 @@ def wait(*arguments):
 setattr(sft.release, sys.argv[1], wait)
 folder = Path(sys.argv[2])
 sft.release.assemble_release(
-    folder / "checkpoints", folder / "base", folder / "release", provenance()
+    folder / "checkpoints", folder / "base", folder / "release", provenance(), print
 )
 """
 

@@ -212,6 +212,7 @@ def write_tokenizer(folder: Path) -> None:
     config = {
         **{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"},
         **{"pad_token": "<|endoftext|>", "clean_up_tokenization_spaces": False},
+        "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATE)

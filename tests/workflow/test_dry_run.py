@@ -5,7 +5,7 @@ import pytest
 STAGES = {
     *("fetch_model", "fetch_dataset", "pretokenize", "inspect_tokens"),
     *("check_tokens", "render", "train"),
-    *("detect_layout", "assemble_release", "upload", "register"),
+    *("detect_layout", "check_template", "assemble_release", "upload", "register"),
 }
 
 

@@ -31,6 +31,7 @@ PLACES = {
     "render": ["check", "sft.render:launch_text"],
     "train": ["train:2", "train:3"],
     "detect_layout": ["sft.checkpoint:detect_layout"],
+    "check_template": ["sft.served:check_served"],
     "assemble_release": ["sft.release:write_card"],
     "upload": ["sft.hub:write_json"],
     "register": ["sft.registry:_write_rows", "sft.receipt:write_receipt"],

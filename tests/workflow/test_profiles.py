@@ -19,7 +19,7 @@ ROWS_AT = {"leonardo": ROWS | DELPHI, "jupiter": ROWS | DELPHI, "vista": ROWS}
 STAGES = {
     *("fetch_model", "fetch_dataset", "pretokenize", "inspect_tokens"),
     *("check_tokens", "render", "train"),
-    *("detect_layout", "assemble_release", "upload", "register"),
+    *("detect_layout", "check_template", "assemble_release", "upload", "register"),
 }
 
 

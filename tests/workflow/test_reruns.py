@@ -103,7 +103,7 @@ def tokens_of(mix: str) -> set[str]:
 
 def runs_of(*experiments: str) -> set[str]:
     """All jobs of experiments, those that they share left out."""
-    stages = ("render", "train", "detect_layout", "assemble_release", "upload")
+    stages = ("render", "train", "detect_layout", "check_template", "assemble_release", "upload")
     registered = [name for name in experiments if name in REGISTERED]
     return {f"{stage} {name}" for stage in stages for name in experiments} | {
         f"register {name}" for name in registered

@@ -1,8 +1,9 @@
 """
-Assemble what serving needs, upload it, and register the model.
+Prove the chat template, assemble what serving needs, upload it, and register the model.
 
 IN   <results>/runs/{experiment}/layout.json, trained.json and the receipts before them
-OUT  <results>/runs/{experiment}/release/          weights, config, tokenizer, model card, provenance
+OUT  <results>/runs/{experiment}/served.json      which tokenizers serve what was trained
+     <results>/runs/{experiment}/release/          weights, config, tokenizer, model card, provenance
      <results>/runs/{experiment}/release.json      its files by size and hash
      <results>/runs/{experiment}/uploaded.json     where it can be had
      <results>/runs/{experiment}/registered.json   ids of its rows in the registry
@@ -20,10 +21,26 @@ REGISTRATION = {
 }
 
 
+rule check_template:
+    """Prove that the run and each of its checkpoints serve the template that was trained."""
+    input:
+        layout="<results>/runs/{experiment}/layout.json",
+        trained="<results>/runs/{experiment}/trained.json",
+        tokens=lambda wildcards: tokens_receipt_of(experiment_of(wildcards)),
+    output:
+        receipt="<results>/runs/{experiment}/served.json",
+    log:
+        "<results>/runs/{experiment}/logs/check_template.log",
+    localrule: True
+    script:
+        "../scripts/check_template.py"
+
+
 rule assemble_release:
     """Put together what serving needs and nothing else."""
     input:
         layout="<results>/runs/{experiment}/layout.json",
+        served="<results>/runs/{experiment}/served.json",
         trained="<results>/runs/{experiment}/trained.json",
         model=lambda wildcards: model_receipt_of(experiment_of(wildcards)),
         datasets=lambda wildcards: dataset_receipts_of(experiment_of(wildcards)),

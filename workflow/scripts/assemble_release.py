@@ -3,6 +3,7 @@ from pathlib import Path
 from sft.provenance import gather_provenance
 from sft.receipt import Clock, read_receipts, write_receipt
 from sft.release import assemble_release
+from sft.served import check_served
 from sft.step import step_log
 
 with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experiment}"):
@@ -21,6 +22,12 @@ with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experime
         trained=trained,
     )
     release = Path(snakemake.output.receipt).resolve().with_name("release")
-    files = assemble_release(Path(layout["weights"]), Path(model["path"]), release, provenance)
+    files = assemble_release(
+        Path(layout["weights"]),
+        Path(model["path"]),
+        release,
+        provenance,
+        prove=lambda folder: check_served(Path(tokens["folder"]) / "tokenizer", [folder]),
+    )
     made = {"folder": str(release), "files": files}
     write_receipt(Path(snakemake.output.receipt), clock, made, inputs)
