@@ -71,7 +71,6 @@ REASONS: Mapping[str, str] = {
     "mask_history": "axolotl trains every answer",
     "enable_thinking": "axolotl's templates are jinja files and add no think block of their own",
     "preserve_thinking": "the jinja file decides which reasoning stays",
-    "use_cce": "say cut_cross_entropy in a base config",
     "plot_loss": "the report draws the losses of each run",
     "tool_format": "the jinja file decides it",
     "default_system": "the jinja file decides it",

@@ -1,0 +1,262 @@
+"""axolotl's base configs, the table's words for it, and what is rendered."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sft.backends import axolotl, llamafactory
+from sft.backends.axolotl_words import REASONS, WORDS
+from sft.batch import derive_batch
+from sft.files import read_yaml
+from sft.site import Site
+from tests.unit.experiments import EXPERIMENT, SITE
+
+CONFIG = {
+    **{"environment": "sft-axolotl", "template": "chatml_tools", "sequence_len": 512},
+    **{"micro_batch_size": 2, "global_batch_size": 16, "num_epochs": 2, "learning_rate": 1e-4},
+    **{"warmup_steps": 10, "bf16": True, "deepspeed": "ds_z3.json", "save_steps": 100},
+}
+PATHS = axolotl.TrainPaths(
+    model=Path("/models/m"),
+    tokens=Path("/tokens/key/tokens"),
+    output=Path("/runs/r/checkpoints/01234567"),
+    deepspeed=Path("/runs/r/deepspeed.json"),
+)
+# A word of the table, a cell, and what axolotl is told.
+TRANSLATED = {
+    "stage": ("sft", {}),
+    "finetuning_type": ("lora", {"adapter": "lora"}),
+    "cutoff_len": ("4096", {"sequence_len": 4096}),
+    "num_train_epochs": ("3", {"num_epochs": 3}),
+    "per_device_train_batch_size": ("4", {"micro_batch_size": 4}),
+    "lr_scheduler_type": ("cosine", {"lr_scheduler": "cosine"}),
+    "optim": ("adamw_torch", {"optimizer": "adamw_torch"}),
+    "warmup_steps": ("0.1", {"warmup_ratio": 0.1}),
+    "packing": ("true", {"sample_packing": True}),
+    "train_on_prompt": ("true", {"train_on_inputs": True}),
+    "preprocessing_num_workers": ("16", {"dataset_num_proc": 16}),
+    "flash_attn": ("fa2", {"attn_implementation": "flash_attention_2"}),
+    "disable_gradient_checkpointing": ("true", {"gradient_checkpointing": False}),
+    "enable_liger_kernel": (
+        "true",
+        {
+            **{"liger_rope": True, "liger_rms_norm": True, "liger_glu_activation": True},
+            "liger_fused_linear_cross_entropy": True,
+        },
+    ),
+    "pure_bf16": ("true", {"bf16": True}),
+    "lora_rank": ("8", {"lora_r": 8}),
+    "lora_target": ("q_proj, v_proj", {"lora_target_modules": ["q_proj", "v_proj"]}),
+}
+# Words that both know, with the same meaning.
+SHARED = (
+    *("learning_rate", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "warmup_ratio", "max_steps", "seed", "save_steps", "save_strategy"),
+    *("save_total_limit", "save_only_model", "logging_steps", "gradient_accumulation_steps"),
+    *("deepspeed", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_drop_last"),
+    *("dataloader_prefetch_factor", "ddp_timeout", "bf16", "fp16", "lora_alpha", "lora_dropout"),
+    *("neftune_noise_alpha", "template", "environment", "accept", "global_batch_size"),
+    *("max_samples", "tokens_per_second_per_gpu"),
+)
+
+
+def experiment(**changes: object):
+    config = {key: each for key, each in (CONFIG | changes).items() if each is not None}
+    return replace(EXPERIMENT, backend="axolotl", config=config, num_nodes=1)
+
+
+def rendered(site: Site = SITE, **changes: object) -> dict:
+    made = experiment(**changes)
+    return axolotl.render_config(made, site, derive_batch(made, site), PATHS)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_word_of_the_table_is_translated(word):
+    cell, expected = TRANSLATED[word]
+    overrides, lines = axolotl.read_overrides({word: cell}, "row")
+
+    assert (overrides, lines) == (expected, [])
+    assert not axolotl.config_faults(overrides, "row")
+
+
+@pytest.mark.parametrize("word", llamafactory.known_keys())
+def test_each_word_of_llamafactory_is_translated_shared_or_refused(word):
+    if word in llamafactory.OWNED_KEYS or word in axolotl.OWNED_KEYS:
+        return  # no column: refused with what sets it
+    _, lines = axolotl.read_overrides({word: "1"}, "row")
+    known = word in WORDS or word in axolotl.known_keys()
+
+    assert known or "has no counterpart in axolotl" in lines[0]
+
+
+@pytest.mark.parametrize("word", SHARED)
+def test_shared_words_are_known_to_both(word):
+    assert word in llamafactory.known_keys()
+    assert word in axolotl.known_keys()
+
+
+@pytest.mark.parametrize("word", REASONS)
+def test_refusal_says_why_there_is_no_counterpart(word):
+    _, [line] = axolotl.read_overrides({word: "true"}, "t.tsv, line 2")
+
+    assert line.startswith(f"t.tsv, line 2, {word}: found true, which has no counterpart")
+    assert REASONS[word] in line
+
+
+def test_value_without_a_counterpart_is_refused():
+    overrides, [line] = axolotl.read_overrides({"finetuning_type": "freeze"}, "row")
+
+    assert not overrides
+    assert "finetuning_type: found freeze, which has no counterpart in axolotl" in line
+
+
+def test_same_setting_in_two_words_is_refused():
+    _, [line] = axolotl.read_overrides({"cutoff_len": "512", "sequence_len": "1024"}, "row")
+
+    assert line == "row, sequence_len: cutoff_len says the same; keep one of them"
+
+
+def test_unknown_key_is_refused_with_the_nearest():
+    [line] = axolotl.config_faults({"sequence_length": 512}, "base.yaml")
+
+    assert "unknown key; did you mean 'sequence_len'" in line
+
+
+def test_datasets_in_a_base_config_are_refused_with_the_reason():
+    [line] = axolotl.config_faults({"datasets": [{"path": "x"}]}, "base.yaml")
+
+    assert "datasets: leave it out; it comes from the mix that the row names" in line
+
+
+def test_plugin_that_is_not_known_here_is_refused():
+    [line] = axolotl.config_faults({"plugins": ["my.Plugin"]}, "base.yaml")
+
+    assert "plugins: found my.Plugin, expected axolotl.integrations.liger.LigerPlugin or" in line
+
+
+def test_warmup_is_never_left_to_axolotl():
+    config = {key: value for key, value in CONFIG.items() if key != "warmup_steps"}
+    [line] = axolotl.whole_config_faults(config, "row")
+
+    assert "warmup_steps: missing; axolotl would warm up" in line
+
+
+@pytest.mark.parametrize("key", axolotl.NEEDED_KEYS)
+def test_what_is_needed_is_asked_for(key):
+    config = {name: value for name, value in CONFIG.items() if name != key}
+
+    assert f"row, {key}: missing" in axolotl.whole_config_faults(config, "row")[0]
+
+
+@pytest.mark.parametrize("path", sorted(axolotl.CONFIG_FOLDER.rglob("*.yaml")), ids=str)
+def test_shipped_base_configs_have_no_fault(path):
+    config = read_yaml(path)
+
+    assert not axolotl.config_faults(config, path.name)
+    assert not axolotl.whole_config_faults(config, path.name)
+
+
+def test_tokenizer_is_the_one_of_the_tokens():
+    made = rendered()
+
+    assert made["tokenizer_config"] == "/tokens/key/tokenizer"
+    assert made["datasets"] == [{"path": "/tokens/key/tokens", "type": None}]
+    assert "chat_template" not in made
+
+
+def test_launcher_keys_are_never_rendered():
+    assert not rendered(accept=["x"], max_samples=4).keys() & axolotl.LAUNCHER_KEYS.keys()
+
+
+def test_batch_is_divided_over_the_processes():
+    made = rendered(replace(SITE, gpus_per_node=4))
+
+    assert made["micro_batch_size"] * made["gradient_accumulation_steps"] * 4 == 16
+
+
+def test_site_says_which_attention_is_used():
+    assert rendered(replace(SITE, attn="fa2"))["attn_implementation"] == "flash_attention_2"
+    assert rendered(replace(SITE, attn="sdpa"))["attn_implementation"] == "sdpa"
+
+
+def test_our_plugin_stands_before_those_whose_keys_are_set():
+    assert rendered(liger_rope=True)["plugins"] == [
+        axolotl.PLUGIN,
+        "axolotl.integrations.liger.LigerPlugin",
+    ]
+
+
+def test_weights_and_biases_follow_the_site():
+    quiet = rendered(replace(SITE, wandb_mode="disabled"))
+    told = rendered(replace(SITE, wandb_mode="offline", variables={"WANDB_PROJECT": "p"}))
+
+    assert quiet["use_wandb"] is False and "wandb_project" not in quiet
+    assert (told["use_wandb"], told["wandb_project"], told["wandb_mode"]) == (True, "p", "offline")
+
+
+def test_kernels_of_adapters_are_off_without_a_gpu():
+    made = rendered(
+        replace(SITE, gpus_per_node=0), adapter="lora", deepspeed=None, micro_batch_size=1
+    )
+
+    assert not any(made[key] for key in axolotl.LORA_KERNELS)
+
+
+def test_tokens_are_asked_for_with_the_template_and_the_mix():
+    made = axolotl.render_pretokenize(experiment(), Path("/models/m"), Path("/r"), 8)
+
+    assert made["chat_template"] == "jinja"
+    assert made["chat_template_jinja"].endswith("chatml_tools.jinja")
+    assert made["special_tokens"] == {"eos_token": "<|im_end|>"}
+    assert made["excess_length_strategy"] == "truncate"
+    assert made["mix"]["sources"] == [each.name for each in EXPERIMENT.mix.datasets]
+    assert not made.keys() & axolotl.LAUNCHER_KEYS.keys()
+
+
+def test_own_template_of_axolotl_goes_by_its_name():
+    made = axolotl.render_pretokenize(
+        experiment(template="llama3"), Path("/models/m"), Path("/r"), 8
+    )
+
+    assert made["chat_template"] == "llama3" and "chat_template_jinja" not in made
+
+
+def test_learning_rate_is_science_and_logging_is_not():
+    kept = axolotl.science(CONFIG | {"logging_steps": 5, "dataset_num_proc": 8})
+
+    assert "learning_rate" in kept
+    assert not kept.keys() & {"logging_steps", "dataset_num_proc", "micro_batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        ({}, "safetensors"),
+        ({"deepspeed": "ds_z3_nogather.json"}, "zero3"),
+        ({"adapter": "lora"}, "lora"),
+        ({"deepspeed": None, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}, "fsdp"),
+    ],
+)
+def test_layout_follows_from_the_config(changes, layout):
+    assert axolotl.read_recipe(experiment(**changes).config).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_a_parameter"),
+    [
+        ({}, (2.0, 2.0, 12.0)),
+        ({"deepspeed": None}, (2.0, 2.0, 4.0)),  # weights are loaded in bf16
+        ({"deepspeed": None, "bf16": False}, (4.0, 4.0, 8.0)),
+    ],
+)
+def test_states_are_those_that_axolotl_keeps(changes, bytes_a_parameter):
+    states = axolotl.read_recipe(experiment(**changes).config).states
+
+    assert (states.weights, states.gradients, states.optimizer) == bytes_a_parameter
+
+
+def test_run_without_save_steps_is_saved_by_time():
+    recipe = axolotl.read_recipe(experiment(save_steps=None, save_strategy="steps").config)
+
+    assert recipe.saves_by_time and recipe.save_total_limit == 2
