@@ -14,6 +14,7 @@ Each module has:
     token_options(config)                   the keys that decide which tokens are trained
     masking(config)                         what its tokens must look like, for the gate
     decided_faults(config)                  faults that a key of the config asks for
+    needed_packages(config, attn)           what has to be importable in its environment, and why
     science(config)                         the keys that change the weights
     read_recipe(config)                     its steps, what it saves, what decides its memory
     render_config(experiment, site, batch, paths)          what the trainer reads

@@ -127,6 +127,8 @@ PLACEMENT_KEYS = {
     *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_first_step"),
 }
 
+# What needs flash-attn to be installed; the other kinds bring their own kernels.
+FLASH_LIBRARY = ("flash_attention_2", "flash_attention_3")
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 read_recipe = axolotl_recipe.read_recipe
@@ -281,6 +283,29 @@ def masking(config: Mapping[str, Any]) -> dict[str, Any]:
 def decided_faults(config: Mapping[str, Any]) -> dict[str, str]:
     """Faults that the config asks for by a key of its own, with that key."""
     return {}
+
+
+def needed_packages(config: Mapping[str, Any], attn: str) -> dict[str, str]:
+    """The packages that a config asks for, each with the words that do; `attn` is the site's."""
+    attention = config.get("attn_implementation")
+    attention = attention or axolotl_words.ATTENTION.get(attn, {}).get("attn_implementation")
+    bits = next((key for key in axolotl_recipe.BITS if config.get(key)), None)
+    optimizer = config.get("optimizer", "")
+    asked = {
+        "deepspeed": config.get("deepspeed") and f"deepspeed: {config['deepspeed']}",
+        "flash_attn": attention in FLASH_LIBRARY and f"attn_implementation: {attention}",
+        "xformers": attention == "xformers" and "attn_implementation: xformers",
+        "liger_kernel": next((key for key in sorted(config) if _is_liger(config, key)), None),
+        "cut_cross_entropy": config.get("cut_cross_entropy") and "cut_cross_entropy",
+        "bitsandbytes": bits or (("8bit" in optimizer) and f"optimizer: {optimizer}"),
+        # Not built for aarch64.
+        "torchao": optimizer.startswith("ao_") and f"optimizer: {optimizer}",
+    }
+    return {package: words for package, words in asked.items() if words}
+
+
+def _is_liger(config: Mapping[str, Any], key: str) -> bool:
+    return key.startswith("liger_") and bool(config[key])
 
 
 def science(config: Mapping[str, Any]) -> dict[str, Any]:

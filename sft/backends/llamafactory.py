@@ -273,6 +273,16 @@ def decided_faults(config: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
+def needed_packages(config: Mapping[str, Any], attn: str) -> dict[str, str]:
+    """The packages that a config asks for, each with the words that do; `attn` is the site's."""
+    asked = {
+        "deepspeed": config.get("deepspeed") and f"deepspeed: {config['deepspeed']}",
+        "flash_attn": config.get("flash_attn", attn) == "fa2" and "flash_attn: fa2",
+        "liger_kernel": config.get("enable_liger_kernel") and "enable_liger_kernel",
+    }
+    return {package: words for package, words in asked.items() if words}
+
+
 def science(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a merged config that change the weights."""
     left_out = set(PLACEMENT_KEYS)

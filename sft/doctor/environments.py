@@ -100,14 +100,10 @@ def needed_packages(experiments: Iterable[Experiment], site: Site) -> dict[str, 
     """What has to be importable, with what asks for it."""
     needed = dict.fromkeys(PACKAGES, "each run")
     for each in experiments:
-        config = each.config
         needed.setdefault(each.backend, "each run")
-        if config.get("deepspeed"):
-            needed.setdefault("deepspeed", f"deepspeed: {config['deepspeed']} of {each.name}")
-        if config.get("flash_attn", site.attn) == "fa2":
-            needed.setdefault("flash_attn", f"flash_attn: fa2 of {each.name}")
-        if config.get("enable_liger_kernel"):
-            needed.setdefault("liger_kernel", f"enable_liger_kernel of {each.name}")
+        asked = BACKENDS[each.backend].needed_packages(each.config, site.attn)
+        for package, key in asked.items():
+            needed.setdefault(package, f"{key} of {each.name}")
     return needed
 
 

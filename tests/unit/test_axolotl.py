@@ -260,3 +260,26 @@ def test_run_without_save_steps_is_saved_by_time():
     recipe = axolotl.read_recipe(experiment(save_steps=None, save_strategy="steps").config)
 
     assert recipe.saves_by_time and recipe.save_total_limit == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "package", "words"),
+    [
+        ({}, "deepspeed", "deepspeed: ds_z3.json"),
+        ({"attn_implementation": "flash_attention_2"}, "flash_attn", "attn_implementation"),
+        ({"liger_rope": True}, "liger_kernel", "liger_rope"),
+        ({"cut_cross_entropy": True}, "cut_cross_entropy", "cut_cross_entropy"),
+        ({"load_in_4bit": True}, "bitsandbytes", "load_in_4bit"),
+        ({"optimizer": "adamw_bnb_8bit"}, "bitsandbytes", "optimizer: adamw_bnb_8bit"),
+        ({"optimizer": "ao_adamw_8bit"}, "torchao", "optimizer: ao_adamw_8bit"),
+    ],
+)
+def test_packages_are_asked_for_with_the_key_that_wants_them(changes, package, words):
+    asked = axolotl.needed_packages(experiment(**changes).config, "sdpa")
+
+    assert asked[package].startswith(words)
+
+
+def test_site_with_flash_attention_asks_for_its_package():
+    assert "flash_attn" in axolotl.needed_packages(CONFIG, "fa2")
+    assert "flash_attn" not in axolotl.needed_packages(CONFIG, "sdpa")
