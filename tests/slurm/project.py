@@ -27,7 +27,7 @@ from tests.slurm.cluster import Cluster
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PARTS = ("Snakefile", "workflow", "config", "demo", "profiles", "sft")
-TRAINER = CHECKOUT / ".venv-llamafactory"
+TRAINER, AXOLOTL = CHECKOUT / ".venv-llamafactory", CHECKOUT / ".venv-axolotl"
 STEPS = 12
 WAIT_S = 120.0
 
@@ -58,6 +58,7 @@ config:
   attn: sdpa
   environments:
     otagent: source {repository}/.venv-llamafactory/bin/activate
+    sft-axolotl: source {repository}/.venv-axolotl/bin/activate
   variables:
     OMP_WAIT_POLICY: passive
     GLOO_SOCKET_IFNAME: lo  # the nodes of the tests share the host's network
@@ -182,7 +183,8 @@ def make_project(root: Path, cluster: Cluster) -> Project:
         source = CHECKOUT / part
         copy = shutil.copytree if source.is_dir() else shutil.copy2
         copy(source, root / part, **({"ignore": ignored} if source.is_dir() else {}))
-    (root / ".venv-llamafactory").symlink_to(TRAINER)
+    for trainer in (TRAINER, AXOLOTL):
+        (root / trainer.name).symlink_to(trainer)
     (root / "profiles" / "tiny").mkdir()
     (root / "profiles" / "tiny" / "config.yaml").write_text(PROFILE)
     write_yaml(root / "sft" / "lf_configs" / "tiny.yaml", BASE_CONFIG)

@@ -28,7 +28,7 @@ def test_two_nodes_train_one_run_over_gloo(new_run):
 
 
 def test_two_ranks_train_one_run_with_zero_3(new_run):
-    # As tests/tiny_training.py, whose tests have made it by now: a job's own is made anew each time.
+    # As tests/tiny_training.py, whose tests have made it by now; a job makes its own anew.
     cache = {"TORCH_EXTENSIONS_DIR": str(CHECKOUT / ".torch_extensions")}
     config = {"deepspeed": "ds_z3.json", "max_steps": 6}
     run = new_run(num_nodes=2, config=config, variables=cache)
