@@ -158,6 +158,9 @@ def known_keys() -> Mapping[str, Mapping]:
         "lr_scheduler": {"type": "str", "choices": sorted(schedulers)},
         "save_steps": {"type": "int"},  # or shares of all steps, which are of no use here
         "save_strategy": {"type": "str", "choices": ["epoch", "no", "steps"]},
+        "gradient_checkpointing": {"type": "bool", "null": True},
+        "torch_compile": {"type": "bool", "null": True},
+        "tf32": {"type": "bool", "null": True},  # "auto" would be another precision elsewhere
         "plugins": {"type": "list", "choices": None},
     }
     return known | LAUNCHER_KEYS | {key: _without_empty(each) for key, each in narrower.items()}
@@ -206,12 +209,16 @@ def read_overrides(cells: Mapping[str, str], where: str) -> tuple[dict[str, Any]
     said_by: dict[str, str] = {}
     lines = []
     for column, cell in cells.items():
+        if faults := _word_faults(column, cell, where):
+            lines += faults
+            continue
         try:
             made = _translate(column, cell)
         except KeyError:
+            own_keys = known_keys().keys() - OWNED_KEYS.keys()
             lines.append(
-                f"{where}, {column}: found {cell}, which has no counterpart in axolotl: "
-                f"{axolotl_words.reason(column)}; leave the cell empty"
+                f"{where}, {column}: found {cell}, which has no counterpart in axolotl; "
+                f"{axolotl_words.reason(column, own_keys)}; leave the cell empty"
             )
             continue
         twins = {said_by[key] for key in made if key in said_by}
@@ -225,9 +232,21 @@ def _translate(column: str, cell: str) -> Mapping[str, Any]:
     """The keys that a cell sets; KeyError where axolotl has no counterpart of column or value."""
     if column in axolotl_words.WORDS:
         return axolotl_words.WORDS[column](llamafactory.parse_cell(column, cell))
-    if column not in known_keys() and column in llamafactory.known_keys():
+    is_word = column in llamafactory.known_keys() and column not in OWNED_KEYS
+    if is_word and column not in axolotl_words.SHARED:
         raise KeyError(column)
     return {column: keys.parse_cell(column, cell, known_keys())}
+
+
+def _word_faults(column: str, cell: str, where: str) -> list[str]:
+    """What is wrong with a translated word before it is translated, in the row's own words."""
+    if column not in axolotl_words.WORDS:
+        return []
+    said = {column: llamafactory.parse_cell(column, cell)}
+    return [
+        *llamafactory.config_faults(said, where),
+        *llamafactory.warmup_faults(said, where),
+    ]
 
 
 def config_faults(config: Mapping[str, Any], where: str) -> list[str]:

@@ -4,8 +4,10 @@ A row that changes its backend keeps its columns. Each key of LLaMA-Factory has 
 or is refused with a reason: nothing is dropped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from sft.errors import nearest
 
 Translate = Callable[[Any], Mapping[str, Any]]
 
@@ -24,9 +26,14 @@ def _warmup(value: float) -> Mapping[str, Any]:
 
 
 def _lora_target(value: str) -> Mapping[str, Any]:
+    # axolotl takes what both name, and a base config may hold the other one.
     if value == "all":
-        return {"lora_target_linear": True}
-    return {"lora_target_modules": [each.strip() for each in value.split(",")]}
+        return {"lora_target_linear": True, "lora_target_modules": None}
+    return {"lora_target_linear": None, "lora_target_modules": _split(value)}
+
+
+def _split(value: str) -> list[str]:
+    return [each.strip() for each in value.split(",")]
 
 
 ATTENTION = {
@@ -52,6 +59,7 @@ WORDS: Mapping[str, Translate] = {
     "lr_scheduler_type": _named("lr_scheduler"),
     "optim": _named("optimizer"),
     "warmup_steps": _warmup,
+    "max_steps": lambda value: {"max_steps": None if value < 0 else value},
     "packing": _named("sample_packing"),
     "train_on_prompt": _named("train_on_inputs"),
     "preprocessing_num_workers": _named("dataset_num_proc"),
@@ -62,9 +70,33 @@ WORDS: Mapping[str, Translate] = {
     "pure_bf16": _listed({True: {"bf16": True}, False: {}}),
     "lora_rank": _named("lora_r"),
     "lora_target": _lora_target,
+    "additional_target": lambda value: {"lora_modules_to_save": value and _split(value)},
+    "use_dora": _named("peft_use_dora"),
+    "use_rslora": _named("peft_use_rslora"),
+    "use_reentrant_gc": lambda value: {"gradient_checkpointing_kwargs": {"use_reentrant": value}},
+    "use_eaft_loss": _named("use_eaft"),
+    "use_fast_tokenizer": _named("tokenizer_use_fast"),
 }
 
-_NO_SUCH = "axolotl has nothing like it"
+# Keys of both with one meaning. A name that they share by chance is none of these.
+SHARED = (
+    *("learning_rate", "weight_decay", "max_grad_norm", "neftune_noise_alpha", "warmup_ratio"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "optim_target_modules"),
+    *("lr_scheduler_kwargs", "seed", "bf16", "fp16", "tf32", "fp8", "eaft_alpha"),
+    *("fp8_enable_fsdp_float8_all_gather", "gradient_accumulation_steps", "deepspeed"),
+    *("fsdp_config", "accelerator_config", "gradient_checkpointing"),
+    *("gradient_checkpointing_kwargs", "low_cpu_mem_usage", "torch_empty_cache_steps"),
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode", "remove_unused_columns"),
+    *("ddp_timeout", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_find_unused_parameters"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
+    *("dataloader_drop_last", "save_strategy", "save_steps", "save_total_limit"),
+    *("save_only_model", "logging_steps", "lora_alpha", "lora_dropout", "loraplus_lr_ratio"),
+    *("loraplus_lr_embedding", "template", "max_samples", "environment", "accept"),
+    *("global_batch_size", "tokens_per_second_per_gpu"),
+)
+
+_OWN_KEYS = "say it in axolotl's own keys: "
+_IN_TOKENIZER = "prepare the model's tokenizer before"
 # Why a word has no counterpart, where more can be said than that.
 REASONS: Mapping[str, str] = {
     "neat_packing": "axolotl keeps packed examples apart by itself: packing says it all",
@@ -76,9 +108,25 @@ REASONS: Mapping[str, str] = {
     "default_system": "the jinja file decides it",
     "dataloader_persistent_workers": "axolotl always starts its workers anew",
     "data_shared_file_system": "tokens are made once and only read",
+    "preprocessing_batch_size": "preprocessing_num_workers says how fast tokens are made",
+    "use_liger_kernel": "enable_liger_kernel says it",
+    "rope_scaling": _OWN_KEYS + "overrides_of_model_config, with all numbers of the scaling",
+    "fsdp": _OWN_KEYS + "fsdp_config",
+    "quantization_bit": _OWN_KEYS + "adapter: qlora with load_in_4bit, or load_in_8bit",
+    "quantization_method": _OWN_KEYS + "adapter: qlora with load_in_4bit, or load_in_8bit",
+    **dict.fromkeys(
+        ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"),
+        _OWN_KEYS + "unfrozen_parameters",
+    ),
+    "use_muon": "optimizer: muon says it",
+    "train_sampling_strategy": _OWN_KEYS + "group_by_length",
+    "include_num_input_tokens_seen": _OWN_KEYS + "include_tokens_per_second",
+    "ignore_pad_token_for_loss": "axolotl never trains padding",
+    **dict.fromkeys(("add_tokens", "add_special_tokens", "resize_vocab"), _IN_TOKENIZER),
+    **dict.fromkeys(("new_special_tokens_config", "init_special_tokens"), _IN_TOKENIZER),
 }
 
 
-def reason(word: str) -> str:
-    """Why axolotl has no counterpart of a word."""
-    return REASONS.get(word, _NO_SUCH)
+def reason(word: str, own_keys: Iterable[str]) -> str:
+    """Why axolotl has no counterpart of a word, or which of its keys has the nearest name."""
+    return REASONS.get(word) or f"of its own keys, {nearest(word, own_keys)}"

@@ -225,11 +225,7 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
         for (first, second), reason in EXCLUSIVE_KEYS.items()
         if {first, second} <= is_set
     ]
-    warmup = config.get("warmup_steps")
-    if type(warmup) is float and warmup > 1 and not warmup.is_integer():
-        lines.append(
-            f"{where}, warmup_steps: found {warmup}, expected whole steps or a share below 1"
-        )
+    lines += warmup_faults(config, where)
     if config.get("max_steps") == 0:
         lines.append(f"{where}, max_steps: found 0, expected at least 1, or -1 where epochs decide")
     if "neat_packing" in is_set:
@@ -249,6 +245,14 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
         if key in is_set and template in CUSTOM_TEMPLATES
     ]
     return lines
+
+
+def warmup_faults(config: Mapping[str, Any], where: str) -> list[str]:
+    """A line where `warmup_steps` is neither whole steps nor a share of them."""
+    warmup = config.get("warmup_steps")
+    if type(warmup) is float and warmup > 1 and not warmup.is_integer():
+        return [f"{where}, warmup_steps: found {warmup}, expected whole steps or a share below 1"]
+    return []
 
 
 def token_options(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sft.backends import axolotl, llamafactory
-from sft.backends.axolotl_words import REASONS, WORDS
+from sft.backends.axolotl_words import REASONS, SHARED, WORDS
 from sft.batch import derive_batch
 from sft.files import read_yaml
 from sft.site import Site
@@ -47,18 +47,26 @@ TRANSLATED = {
     ),
     "pure_bf16": ("true", {"bf16": True}),
     "lora_rank": ("8", {"lora_r": 8}),
-    "lora_target": ("q_proj, v_proj", {"lora_target_modules": ["q_proj", "v_proj"]}),
+    "lora_target": (
+        "q_proj, v_proj",
+        {"lora_target_linear": None, "lora_target_modules": ["q_proj", "v_proj"]},
+    ),
+    "max_steps": ("-1", {"max_steps": None}),
+    "additional_target": ("lm_head", {"lora_modules_to_save": ["lm_head"]}),
+    "use_dora": ("true", {"peft_use_dora": True}),
+    "use_rslora": ("true", {"peft_use_rslora": True}),
+    "use_reentrant_gc": ("true", {"gradient_checkpointing_kwargs": {"use_reentrant": True}}),
+    "use_eaft_loss": ("true", {"use_eaft": True}),
+    "use_fast_tokenizer": ("false", {"tokenizer_use_fast": False}),
 }
-# Words that both know, with the same meaning.
-SHARED = (
-    *("learning_rate", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2"),
-    *("adam_epsilon", "warmup_ratio", "max_steps", "seed", "save_steps", "save_strategy"),
-    *("save_total_limit", "save_only_model", "logging_steps", "gradient_accumulation_steps"),
-    *("deepspeed", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_drop_last"),
-    *("dataloader_prefetch_factor", "ddp_timeout", "bf16", "fp16", "lora_alpha", "lora_dropout"),
-    *("neftune_noise_alpha", "template", "environment", "accept", "global_batch_size"),
-    *("max_samples", "tokens_per_second_per_gpu"),
-)
+# Cells that are no value of the word; each was taken for one, or ended in a traceback.
+MISTAKES = {
+    "warmup_steps": "ten",
+    "disable_gradient_checkpointing": "ture",
+    "pure_bf16": "[1]",
+    "cutoff_len": "4k",
+    "max_steps": "0",
+}
 
 
 def experiment(**changes: object):
@@ -82,12 +90,25 @@ def test_word_of_the_table_is_translated(word):
 
 @pytest.mark.parametrize("word", llamafactory.known_keys())
 def test_each_word_of_llamafactory_is_translated_shared_or_refused(word):
-    if word in llamafactory.OWNED_KEYS or word in axolotl.OWNED_KEYS:
-        return  # no column: refused with what sets it
-    _, lines = axolotl.read_overrides({word: "1"}, "row")
-    known = word in WORDS or word in axolotl.known_keys()
+    if word in WORDS or word in SHARED:
+        return  # their tests follow
+    overrides, lines = axolotl.read_overrides({word: "1"}, "row")
 
-    assert known or "has no counterpart in axolotl" in lines[0]
+    assert lines or axolotl.config_faults(overrides, "row")
+
+
+@pytest.mark.parametrize("word", MISTAKES)
+def test_mistake_is_refused_in_the_words_of_the_row(word):
+    overrides, lines = axolotl.read_overrides({word: MISTAKES[word]}, "row")
+    [line] = [*lines, *axolotl.config_faults(overrides, "row")]
+
+    assert line.startswith(f"row, {word}: found ")
+
+
+def test_word_without_a_counterpart_names_the_nearest_key():
+    _, [line] = axolotl.read_overrides({"oft_target": "all"}, "row")
+
+    assert "has no counterpart in axolotl; of its own keys, did you mean" in line
 
 
 @pytest.mark.parametrize("word", SHARED)
