@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ _SECRET = "a secret stands in no file; it comes from the environment"
 _SFT_ONLY = "only supervised fine-tuning is trained here"
 _NOT_COUNTED = "the batch of a run would no longer be the one that is planned"
 _TOKENS_ONCE = "tokens are made once, before training"
+_NOT_READ = "axolotl reads it no more"
+_OTHER_COMMAND = "another command of axolotl reads it, not its training"
 OWNED_KEYS = {
     **dict.fromkeys(("base_model", "base_model_config"), "the row's column `model` says it"),
     "revision_of_model": "`revision` in the models file says it",
@@ -74,6 +77,54 @@ OWNED_KEYS = {
     **dict.fromkeys(("evals_per_epoch", "load_best_model_at_end"), _NO_EVALUATION),
     **dict.fromkeys(("early_stopping_patience", "do_causal_lm_eval"), _NO_EVALUATION),
     **dict.fromkeys(("do_bench_eval", "generate_samples"), _NO_EVALUATION),
+    # What axolotl takes and then makes no use of in a training like ours.
+    **dict.fromkeys(("rl_beta", "ebft", "precompute_ref_log_probs", "num_labels"), _SFT_ONLY),
+    **dict.fromkeys(("dpo_beta", "dpo_loss_type", "dpo_loss_weights"), _SFT_ONLY),
+    **dict.fromkeys(("dpo_use_weighting", "dpo_use_liger_kernel"), _SFT_ONLY),
+    **dict.fromkeys(("dpo_padding_free", "dpo_label_smoothing"), _SFT_ONLY),
+    **dict.fromkeys(("dpo_use_logits_to_keep", "dpo_generate_during_eval"), _SFT_ONLY),
+    **dict.fromkeys(("dpo_norm_loss", "rpo_alpha", "orpo_alpha", "cpo_alpha"), _SFT_ONLY),
+    **dict.fromkeys(("kto_desirable_weight", "kto_undesirable_weight"), _SFT_ONLY),
+    **dict.fromkeys(("simpo_gamma", "center_rewards_coefficient"), _SFT_ONLY),
+    **dict.fromkeys(("max_prompt_len", "vllm"), _SFT_ONLY),
+    **dict.fromkeys(("eval_batch_size", "eval_causal_lm_metrics"), _NO_EVALUATION),
+    **dict.fromkeys(("eval_max_new_tokens", "eval_sample_packing"), _NO_EVALUATION),
+    **dict.fromkeys(("eval_sequence_len", "eval_table_size"), _NO_EVALUATION),
+    **dict.fromkeys(("evaluation_strategy", "bench_dataset", "bench_split"), _NO_EVALUATION),
+    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), _NO_EVALUATION),
+    **dict.fromkeys(("num_generation_samples", "generation_max_new_tokens"), _NO_EVALUATION),
+    **dict.fromkeys(("generation_temperature", "generation_top_p"), _NO_EVALUATION),
+    **dict.fromkeys(("generation_top_k", "generation_do_sample"), _NO_EVALUATION),
+    "generation_prompt_ratio": _NO_EVALUATION,
+    **dict.fromkeys(("dataset_keep_in_memory", "preprocess_iterable"), _TOKENS_ONCE),
+    **dict.fromkeys(("dataset_shard_idx", "dataset_shard_num"), _TOKENS_ONCE),
+    **dict.fromkeys(("num_dataset_shards_to_save", "role_boundaries"), _TOKENS_ONCE),
+    **dict.fromkeys(("pretrain_multipack_attn", "pretrain_multipack_buffer_size"), _TOKENS_ONCE),
+    **dict.fromkeys(("pretraining_sample_concatenation", "use_pose"), _TOKENS_ONCE),
+    **dict.fromkeys(("pose_max_context_len", "pose_num_chunks"), _TOKENS_ONCE),
+    **dict.fromkeys(("pose_split_on_token_ids", "total_num_tokens"), _TOKENS_ONCE),
+    "total_supervised_tokens": _TOKENS_ONCE,
+    **dict.fromkeys(("wandb_entity", "wandb_run_id", "wandb_watch"), _FROM_SITE),
+    **dict.fromkeys(("mlflow_experiment_name", "mlflow_run_name"), _FROM_SITE),
+    **dict.fromkeys(("mlflow_tracking_uri", "hf_mlflow_log_artifacts"), _FROM_SITE),
+    **dict.fromkeys(("comet_experiment_config", "comet_experiment_key"), _FROM_SITE),
+    **dict.fromkeys(("comet_mode", "comet_online", "comet_project_name"), _FROM_SITE),
+    **dict.fromkeys(("comet_workspace", "trackio_project_name"), _FROM_SITE),
+    **dict.fromkeys(("trackio_run_name", "trackio_space_id"), _FROM_SITE),
+    **dict.fromkeys(("otel_metrics_host", "otel_metrics_port"), _FROM_SITE),
+    **dict.fromkeys(("ray_run_name", "resources_per_worker"), _FROM_SITE),
+    **dict.fromkeys(("gradio_title", "gradio_share", "gradio_server_name"), _OTHER_COMMAND),
+    **dict.fromkeys(("gradio_server_port", "gradio_max_new_tokens"), _OTHER_COMMAND),
+    **dict.fromkeys(("gradio_temperature", "merge_lora", "merge_method"), _OTHER_COMMAND),
+    **dict.fromkeys(("lora_on_cpu", "quantization"), _OTHER_COMMAND),
+    **dict.fromkeys(("lr_div_factor", "max_packed_sequence_len", "s2_attention"), _NOT_READ),
+    **dict.fromkeys(("flash_attn_rms_norm", "flash_optimum"), _NOT_READ),
+    "noisy_embedding_alpha": "its name is neftune_noise_alpha",
+    "fsdp": "fsdp_config with fsdp_version: 2 says it",
+    "fsdp_final_state_dict_type": "its name is final_state_dict_type, in fsdp_config",
+    "rope_scaling": "overrides_of_model_config says it, with all numbers of the scaling",
+    "save_safetensors": "weights are read as safetensors by what follows",
+    "trainer_cls": "the trainer is axolotl's own",
     # Deprecated spellings of attn_implementation.
     **dict.fromkeys(
         ("flash_attention", "sdp_attention", "flex_attention", "xformers_attention"),
@@ -89,6 +140,7 @@ EXCLUSIVE_KEYS = {
     ("deepspeed", "fsdp_config"): "deepspeed shards already",
     ("bf16", "fp16"): "bf16 decides the precision",
     ("bf16", "bfloat16"): "bf16 says it",
+    ("lora_target_linear", "lora_target_modules"): "axolotl would take all of both",
 }
 
 LIMITS = {
@@ -125,7 +177,15 @@ PLACEMENT_KEYS = {
     *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
     *("logging_steps", "include_tkps", "include_tokens_per_second", "gc_collect_steps"),
     *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_first_step"),
+    *("gc_steps", "profiler_steps", "profiler_steps_start"),
 }
+
+# What an adapter is made of; axolotl has no default of these.
+ADAPTER_KEYS = ("lora_r", "lora_alpha")
+# Attention under which packed examples see each other (utils/schemas/enums.py, and
+# attn_decontaminates_packing of utils/schemas/config.py). The names of hub kernels are many.
+MIXES_PACKS = ("fp8",)
+PACKS_BY_NAME = ("flash-attn2", "flash-attn3", "sage-attention")
 
 # What needs flash-attn to be installed; the other kinds bring their own kernels.
 FLASH_LIBRARY = ("flash_attention_2", "flash_attention_3")
@@ -152,7 +212,7 @@ def known_keys() -> Mapping[str, Mapping]:
             "choices": [path.name for path in DEEPSPEED_FOLDER.glob("*.json")],
         },
         "adapter": {"type": "str", "choices": ["lora", "qlora"], "null": True},
-        "bf16": {"type": "bool"},  # "auto" would be another precision on another host
+        "bf16": {"type": "bool", "null": True},  # "auto" would be another precision on another host
         "learning_rate": {"type": "float"},
         "optimizer": {"type": "str", "choices": sorted(optimizers)},
         "lr_scheduler": {"type": "str", "choices": sorted(schedulers)},
@@ -280,11 +340,51 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
             f"{where}, warmup_steps: missing; axolotl would warm up for 3 % of all steps, at most "
             "100: say it, or warmup_ratio"
         )
-    if is_set & {"load_in_4bit", "load_in_8bit"} and "adapter" not in is_set:
-        lines.append(f"{where}, load_in_4bit: only an adapter can be trained on such weights")
-    attention = config.get("attn_implementation")
-    if "sample_packing" in is_set and attention in ("fp8", "flash_attention_torch:none"):
-        lines.append(f"{where}, sample_packing: {attention} lets packed examples see each other")
+    if "sample_packing" in is_set and _mixes_packs(config.get("attn_implementation") or ""):
+        lines.append(
+            f"{where}, sample_packing: {config['attn_implementation']} lets packed examples see "
+            "each other; leave attn_implementation to the site"
+        )
+    return lines + _adapter_faults(is_set, where) + _precision_faults(is_set, where)
+
+
+def _mixes_packs(attention: str) -> bool:
+    if "/" in attention:  # a kernel of the hub: organisation/name@revision:kernel
+        return attention.rpartition("/")[2].partition("@")[0].partition(":")[0] not in PACKS_BY_NAME
+    return attention in MIXES_PACKS
+
+
+def _adapter_faults(is_set: AbstractSet[str], where: str) -> list[str]:
+    """What an adapter lacks, or what only an adapter can be trained with."""
+    if "adapter" not in is_set:
+        return [
+            f"{where}, {key}: only an adapter can be trained on such weights; set adapter"
+            for key in axolotl_recipe.BITS
+            if key in is_set
+        ]
+    lines = [
+        f"{where}, {key}: missing; axolotl has no default of it"
+        for key in ADAPTER_KEYS
+        if key not in is_set
+    ]
+    if not is_set & {"lora_target_linear", "lora_target_modules", "lora_target_parameters"}:
+        lines.append(f"{where}, lora_target_modules: missing; lora_target_linear: true takes all")
+    return lines
+
+
+def _precision_faults(is_set: AbstractSet[str], where: str) -> list[str]:
+    """A full training without DeepSpeed keeps nothing in fp32, which only its own word may say."""
+    if is_set & {"deepspeed", "fsdp_config", "adapter"}:
+        return []
+    lines = []
+    if "bf16" in is_set:
+        lines.append(
+            f"{where}, bf16: axolotl would keep weights and optimizer in bf16 alone, where "
+            "LLaMA-Factory keeps them in fp32; set deepspeed, which keeps fp32 too, or say "
+            "bfloat16: true (pure_bf16 in the table) where bf16 alone is meant"
+        )
+    if "fp16" in is_set:
+        lines.append(f"{where}, fp16: weights in fp16 alone do not train; set deepspeed, or bf16")
     return lines
 
 
@@ -351,6 +451,8 @@ def render_config(
         rendered["trust_remote_code"] = True
     rendered |= config
     rendered.pop("save_total_limit", None)  # old checkpoints go when a newer one is found whole
+    if config.get("save_strategy") in ("epoch", "no"):
+        rendered.pop("save_steps", None)  # axolotl refuses both; LLaMA-Factory lets it decide
     if "deepspeed" in config:
         rendered["deepspeed"] = str(paths.deepspeed)
     if config.get("adapter") and not site.gpus_per_node:

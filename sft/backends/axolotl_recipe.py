@@ -15,7 +15,7 @@ BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 def read_recipe(config: Mapping[str, Any]) -> Recipe:
     """The recipe of a merged config that has no faults."""
     # axolotl saves each epoch where a config says nothing (core/builders/base.py).
-    strategy = "steps" if config.get("save_steps") else config.get("save_strategy", "epoch")
+    strategy = config.get("save_strategy") or ("steps" if config.get("save_steps") else "epoch")
     by_time = strategy == "steps" and not config.get("save_steps")
     attention = config.get("attn_implementation")
     states = _read_states(config)
@@ -32,7 +32,7 @@ def read_recipe(config: Mapping[str, Any]) -> Recipe:
         max_samples=config.get("max_samples"),
         packing=bool(config.get("sample_packing")),
         drop_last=bool(config.get("dataloader_drop_last")),
-        save_steps=config.get("save_steps"),
+        save_steps=config.get("save_steps") if strategy == "steps" else None,
         save_each_epoch=strategy == "epoch",
         saves_by_time=by_time,
         save_total_limit=config.get("save_total_limit", KEPT_BY_TIME if by_time else None),
@@ -70,7 +70,7 @@ def _read_layout(config: Mapping[str, Any]) -> str:
 
 
 def _half(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("bf16") or config.get("fp16"))
+    return any(config.get(key) for key in ("bf16", "bfloat16", "fp16", "float16"))
 
 
 def _read_states(config: Mapping[str, Any]) -> States:

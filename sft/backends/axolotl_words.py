@@ -66,8 +66,8 @@ WORDS: Mapping[str, Translate] = {
     "flash_attn": _listed(ATTENTION),
     "disable_gradient_checkpointing": lambda value: {"gradient_checkpointing": not value},
     "enable_liger_kernel": lambda value: dict.fromkeys(LIGER, value),
-    # axolotl loads the weights in bf16 wherever it trains in bf16.
-    "pure_bf16": _listed({True: {"bf16": True}, False: {}}),
+    # Another name of bf16 for axolotl, and here the word for bf16 alone.
+    "pure_bf16": _listed({True: {"bfloat16": True, "bf16": None}, False: {}}),
     "lora_rank": _named("lora_r"),
     "lora_target": _lora_target,
     "additional_target": lambda value: {"lora_modules_to_save": value and _split(value)},
@@ -110,8 +110,6 @@ REASONS: Mapping[str, str] = {
     "data_shared_file_system": "tokens are made once and only read",
     "preprocessing_batch_size": "preprocessing_num_workers says how fast tokens are made",
     "use_liger_kernel": "enable_liger_kernel says it",
-    "rope_scaling": _OWN_KEYS + "overrides_of_model_config, with all numbers of the scaling",
-    "fsdp": _OWN_KEYS + "fsdp_config",
     "quantization_bit": _OWN_KEYS + "adapter: qlora with load_in_4bit, or load_in_8bit",
     "quantization_method": _OWN_KEYS + "adapter: qlora with load_in_4bit, or load_in_8bit",
     **dict.fromkeys(

@@ -39,8 +39,9 @@ def config_faults(
 ) -> list[str]:
     """One line for each key that must not be there, wrong type, unknown choice, impossible value.
 
-    `keys` maps a key to `{"type", "choices"?, "null"?}`, `owned` a key that the workflow sets to
-    where that comes from, `limits` a key to its least and greatest value (None for no limit).
+    `keys` maps a key to `{"type", "choices"?, "keys"?, "null"?}`, "keys" being those of a nested
+    table, `owned` a key that the workflow sets to where that comes from, `limits` a key to its
+    least and greatest value (None for no limit).
     """
     lines = []
     for key, value in config.items():
@@ -61,6 +62,9 @@ def _value_fault(value: Any, key: Mapping, limits: tuple) -> str | None:
         return f", expected {expected}"
     if "choices" in key and value not in key["choices"]:
         return f"; {nearest(value, map(str, key['choices']))}"
+    if "keys" in key and isinstance(value, Mapping) and (unknown := value.keys() - key["keys"]):
+        first = min(unknown, key=str)
+        return f", {first}: unknown key; {nearest(first, key['keys'])}"
     least, greatest = limits
     too_small = least is not None and value < least
     too_large = greatest is not None and value > greatest

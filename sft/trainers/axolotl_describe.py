@@ -9,7 +9,8 @@ Run it in the axolotl environment after changing its version.
 import os
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,7 +46,7 @@ def describe() -> dict[str, Any]:
     keys = {}
     for schema in (AxolotlInputConfig, *plugins.values()):
         for name, field in schema.model_fields.items():
-            keys[name] = describe_key(field.annotation, {})
+            keys[name] = describe_key(field.annotation, {}) | describe_nested(field.annotation)
     folder = Path(chat_templates.__file__).parent / "templates"
     described = {path.stem: describe_template(path) for path in sorted(folder.glob("*.jinja"))}
     return {
@@ -55,6 +56,21 @@ def describe() -> dict[str, Any]:
         "plugins": {name: sorted(schema.model_fields) for name, schema in plugins.items()},
         "templates": {name: each for name, each in described.items() if each},
     }
+
+
+def describe_nested(hint: Any) -> dict[str, Any]:
+    """{"keys": […], "type": "dict"} of a key that holds a table, where axolotl drops others unseen.
+
+    Only "keys" where something else than a table can stand there too.
+    """
+    from pydantic import BaseModel
+
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not NoneType]
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            described = {"keys": sorted(kind.model_fields)}
+            return described | ({"type": "dict"} if len(kinds) == 1 else {})
+    return {}
 
 
 def describe_template(path: Path) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ TRANSLATED = {
             "liger_fused_linear_cross_entropy": True,
         },
     ),
-    "pure_bf16": ("true", {"bf16": True}),
+    "pure_bf16": ("true", {"bfloat16": True, "bf16": None}),
     "lora_rank": ("8", {"lora_r": 8}),
     "lora_target": (
         "q_proj, v_proj",
@@ -156,6 +156,62 @@ def test_plugin_that_is_not_known_here_is_refused():
     assert "plugins: found my.Plugin, expected axolotl.integrations.liger.LigerPlugin or" in line
 
 
+def test_trainer_of_ones_own_is_refused():
+    [line] = axolotl.config_faults({"trainer_cls": "my.Trainer"}, "base.yaml")
+
+    assert line == "base.yaml, trainer_cls: leave it out; the trainer is axolotl's own"
+
+
+@pytest.mark.parametrize("key", ["dpo_beta", "eval_batch_size", "wandb_run_id", "rope_scaling"])
+def test_key_without_an_effect_is_refused(key):
+    assert f"base.yaml, {key}: leave it out" in axolotl.config_faults({key: 1}, "base.yaml")[0]
+
+
+def test_unknown_key_of_a_nested_table_is_refused():
+    config = {"fsdp_config": {"fsdp_version": 2, "state_dict": "SHARDED_STATE_DICT"}}
+    [line] = axolotl.config_faults(config, "base.yaml")
+
+    assert "state_dict: unknown key; did you mean 'state_dict_type'" in line
+
+
+@pytest.mark.parametrize(
+    ("attention", "is_refused"),
+    [
+        *[(None, False), ("sdpa", False), ("eager", False), ("flash_attention_2", False)],
+        *[("fp8", True), ("kernels-community/flash-attn3@v1", False), ("someone/kernel", True)],
+    ],
+)
+def test_packing_needs_attention_that_keeps_examples_apart(attention, is_refused):
+    config = CONFIG | {"sample_packing": True, "attn_implementation": attention}
+    lines = axolotl.whole_config_faults(config, "row")
+
+    assert [line for line in lines if "row, sample_packing:" in line] == lines
+    assert bool(lines) == is_refused
+
+
+def test_adapter_says_what_axolotl_has_no_default_of():
+    lines = axolotl.whole_config_faults(CONFIG | {"adapter": "lora"}, "row")
+
+    assert [line.partition(": ")[0] for line in lines] == [
+        *("row, lora_r", "row, lora_alpha", "row, lora_target_modules"),
+    ]
+
+
+def test_quantized_weights_need_an_adapter():
+    [line] = axolotl.whole_config_faults(CONFIG | {"load_in_8bit": True}, "row")
+
+    assert line.startswith("row, load_in_8bit: only an adapter")
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16"])
+def test_full_training_does_not_lose_its_fp32_weights_unsaid(key):
+    config = {name: value for name, value in CONFIG.items() if name not in ("bf16", "deepspeed")}
+    [line] = axolotl.whole_config_faults(config | {key: True}, "row")
+
+    assert line.startswith(f"row, {key}: ")
+    assert not axolotl.whole_config_faults(config | {"bfloat16": True}, "row")
+
+
 def test_warmup_is_never_left_to_axolotl():
     config = {key: value for key, value in CONFIG.items() if key != "warmup_steps"}
     [line] = axolotl.whole_config_faults(config, "row")
@@ -194,6 +250,14 @@ def test_batch_is_divided_over_the_processes():
     made = rendered(replace(SITE, gpus_per_node=4))
 
     assert made["micro_batch_size"] * made["gradient_accumulation_steps"] * 4 == 16
+
+
+def test_strategy_of_a_row_outdoes_the_save_steps_of_its_base_config():
+    made = experiment(save_strategy="epoch")
+    recipe = axolotl.read_recipe(made.config)
+
+    assert "save_steps" not in rendered(save_strategy="epoch")
+    assert (recipe.save_steps, recipe.save_each_epoch) == (None, True)
 
 
 def test_site_says_which_attention_is_used():
@@ -268,6 +332,7 @@ def test_layout_follows_from_the_config(changes, layout):
     [
         ({}, (2.0, 2.0, 12.0)),
         ({"deepspeed": None}, (2.0, 2.0, 4.0)),  # weights are loaded in bf16
+        ({"deepspeed": None, "bf16": None, "bfloat16": True}, (2.0, 2.0, 4.0)),
         ({"deepspeed": None, "bf16": False}, (4.0, 4.0, 8.0)),
     ],
 )
