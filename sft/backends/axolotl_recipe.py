@@ -48,13 +48,11 @@ def read_recipe(config: Mapping[str, Any]) -> Recipe:
 
 
 def _read_warmup(config: Mapping[str, Any]) -> float:
-    """Steps, or a share; axolotl makes two steps of one."""
+    """Steps, or a share of them below 1."""
     if config.get("lr_scheduler") in WITHOUT_WARMUP:
         return 0
     steps = config.get("warmup_steps")
-    if steps is None:
-        return config["warmup_ratio"]
-    return 2 if steps == 1 else steps
+    return config["warmup_ratio"] if steps is None else steps
 
 
 def _read_layout(config: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ class Plugin(BasePlugin):
         self.trainer = trainer
         # axolotl would keep four of them; who launched the run deletes the old ones.
         trainer.args.save_total_limit = None
+        trainer.args.warmup_steps = read_warmup(cfg, trainer.args.warmup_steps)
         weigh_tokens_equally(trainer)
         # It asks the hub about the base model, and is not published.
         trainer.create_model_card = lambda *args, **kwargs: None
@@ -70,6 +71,15 @@ def count_steps(cfg: Any, tokens: Dataset) -> int:
     divide = math.floor if cfg.dataloader_drop_last else math.ceil
     batches = divide(divide(len(tokens) / cfg.micro_batch_size) / cfg.world_size)
     return math.ceil(cfg.num_epochs * math.ceil(batches / cfg.gradient_accumulation_steps))
+
+
+def read_warmup(cfg: Any, made: float) -> float:
+    """Steps, or a share of them that transformers rounds up; `made` where the config says neither.
+
+    axolotl rounds a share down, and makes two steps of one (core/builders/base.py).
+    """
+    said = (cfg.warmup_steps, cfg.warmup_ratio)
+    return next((each for each in said if each is not None), made)
 
 
 def weigh_tokens_equally(trainer: Trainer) -> None:

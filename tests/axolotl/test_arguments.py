@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from axolotl.utils.dict import DictDefault
 
+from sft.trainers.axolotl_plugin import read_warmup
 from tests.axolotl.tiny_run import make_inputs, train, write_config
 
 # A key of train.yaml, its value, and the argument of transformers' Trainer that it has to become.
@@ -17,7 +19,7 @@ KEYS = {
     "adam_epsilon": (1e-7, "adam_epsilon", 1e-7),
     "max_grad_norm": (0.5, "max_grad_norm", 0.5),
     "optimizer": ("adamw_torch", "optim", "adamw_torch"),
-    "warmup_ratio": (0.5, "warmup_steps", 2),
+    "warmup_ratio": (0.6, "warmup_steps", 0.6),
     "num_epochs": (0.25, "num_train_epochs", 0.25),
     "micro_batch_size": (2, "per_device_train_batch_size", 2),
     "gradient_accumulation_steps": (1, "gradient_accumulation_steps", 1),
@@ -53,6 +55,24 @@ def test_key_becomes_the_argument(key, arguments):
     _, argument, expected = KEYS[key]
 
     assert getattr(arguments, argument) == expected
+
+
+def test_warmup_is_rounded_as_transformers_does(arguments):
+    # 0.6 of 4 steps; axolotl rounds it down.
+    assert arguments.get_warmup_steps(arguments.max_steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "warmup"),
+    [
+        ({"warmup_steps": 1}, 1),  # of which axolotl makes two
+        ({"warmup_steps": 0, "warmup_ratio": None}, 0),
+        ({"warmup_ratio": 0.1}, 0.1),
+        ({}, 5),
+    ],
+)
+def test_warmup_is_what_the_config_says(said, warmup):
+    assert read_warmup(DictDefault(said), 5) == warmup
 
 
 def test_steps_are_counted_as_transformers_does(arguments):
