@@ -29,6 +29,7 @@ from datasets import (
     interleave_datasets,
 )
 from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
 
 from sft.trainers.token_folder import (
     ORIGIN_FEATURES,
@@ -54,16 +55,53 @@ STOPPING = {"interleave_under": "first_exhausted", "interleave_over": "all_exhau
 
 
 class Strategy(ChatTemplateStrategy):
-    """axolotl's, with calls as the row has them.
+    """axolotl's, for conversations as they will be served."""
 
-    Upstream parses arguments that are JSON text and the template writes them anew, spaced as no
-    client will ever send them back.
-    """
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.untrimmed = without_trimming(self.tokenizer.backend_tokenizer)
+
+    def tokenize_prompt(self, prompt: dict) -> dict[str, list[int]]:
+        """Tokens and labels of one conversation.
+
+        Upstream first takes out every null, also those that a call's arguments say.
+        """
+        return self._tokenize_single_prompt(prompt)
 
     def transform_message(self, message: dict) -> dict:
+        """The message as the template sees it, with calls as the row has them.
+
+        Upstream parses arguments that are JSON text and the template writes them anew, spaced as no
+        client will ever send them back.
+        """
         calls = message.get("tool_calls")
         made = super().transform_message({k: v for k, v in message.items() if k != "tool_calls"})
         return made | {"tool_calls": calls} if calls else made
+
+    def _build_turn_locator(
+        self, turns: list[dict], tools: list[dict] | None, input_ids: list[int]
+    ) -> tuple[str, list[int], list[int]] | None:
+        """The conversation's text, and where in it each token begins and ends.
+
+        Upstream asks a tokenizer that may leave blanks out of these places, as Llama-3's does: a
+        blank before the end of an answer would not be trained.
+        """
+        text = self.prompter.build_prompt_text(turns, tools=tools)
+        encoded = self.untrimmed.encode(text, add_special_tokens=False)
+        if encoded.ids != list(input_ids):
+            return None
+        starts, ends = zip(*encoded.offsets, strict=True)
+        return text, list(starts), list(ends)
+
+
+def without_trimming(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, telling of each token the place of all its characters."""
+    content = json.loads(tokenizer.to_str())
+    processor = content["post_processor"] or {}
+    for each in (processor, *processor.get("processors", ())):
+        if "trim_offsets" in each:
+            each["trim_offsets"] = False
+    return Tokenizer.from_str(json.dumps(content))
 
 
 class OurLoader(StrategyLoader):

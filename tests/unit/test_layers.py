@@ -86,7 +86,9 @@ TRAINERS = {
     "llamafactory": {
         *("llamafactory", "torch", "transformers", "datasets", "omegaconf"),
     },
-    "axolotl": {"axolotl", "torch", "transformers", "datasets", "jinja2", "yaml"},
+    "axolotl": {
+        *("axolotl", "torch", "transformers", "tokenizers", "datasets", "jinja2", "yaml"),
+    },
     "token_folder": {"datasets", "numpy", "pyarrow"},
     "on_cpu": {"torch"},
     "callbacks": {"transformers"},
