@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sft.files import read_json, read_yaml, write_yaml
+from sft.files import read_yaml, write_yaml
 from sft.receipt import read_receipt
 from tests.slurm.project import STEPS, Project
 
@@ -43,5 +43,5 @@ def test_two_nodes_train_one_run_with_axolotl(trained):
     assert receipt["global_step"] == STEPS
     assert config["micro_batch_size"] * config["gradient_accumulation_steps"] * 2 == 4
     # The first process of each node would have written the root's weights.
-    assert read_json(trained / "layout.json")["layout"] == "safetensors"
+    assert read_receipt(trained / "layout.json")["layout"] == "safetensors"
     assert read_receipt(trained / "uploaded.json")["location"]
