@@ -475,6 +475,9 @@ def render_config(
         rendered["wandb_mode"] = site.wandb_mode
     for key, value in axolotl_words.ATTENTION.get(site.attn, {}).items():
         rendered.setdefault(key, value)
+    if config.get("sample_packing") and rendered.get("attn_implementation") is None:
+        # Where none is named axolotl keeps the mask, and packed examples see each other.
+        rendered["attn_implementation"] = "sdpa"
     return rendered
 
 

@@ -63,7 +63,7 @@ WORDS: Mapping[str, Translate] = {
     "packing": _named("sample_packing"),
     "train_on_prompt": _named("train_on_inputs"),
     "preprocessing_num_workers": _named("dataset_num_proc"),
-    "flash_attn": _listed(ATTENTION),
+    "flash_attn": _listed({"auto": {"attn_implementation": None}, **ATTENTION}),
     "disable_gradient_checkpointing": lambda value: {"gradient_checkpointing": not value},
     "enable_liger_kernel": lambda value: dict.fromkeys(LIGER, value),
     # Another name of bf16 for axolotl, and here the word for bf16 alone.

@@ -63,11 +63,9 @@ def describe_nested(hint: Any) -> dict[str, Any]:
 
     Only "keys" where something else than a table can stand there too.
     """
-    from pydantic import BaseModel
-
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not NoneType]
     for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if hasattr(kind, "model_fields"):  # a schema of pydantic
             described = {"keys": sorted(kind.model_fields)}
             return described | ({"type": "dict"} if len(kinds) == 1 else {})
     return {}

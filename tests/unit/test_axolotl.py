@@ -177,7 +177,7 @@ def test_unknown_key_of_a_nested_table_is_refused():
 @pytest.mark.parametrize(
     ("attention", "is_refused"),
     [
-        *[(None, False), ("sdpa", False), ("eager", False), ("flash_attention_2", False)],
+        *[("sdpa", False), ("eager", False), ("flash_attention_2", False)],
         *[("fp8", True), ("kernels-community/flash-attn3@v1", False), ("someone/kernel", True)],
     ],
 )
@@ -263,6 +263,23 @@ def test_strategy_of_a_row_outdoes_the_save_steps_of_its_base_config():
 def test_site_says_which_attention_is_used():
     assert rendered(replace(SITE, attn="fa2"))["attn_implementation"] == "flash_attention_2"
     assert rendered(replace(SITE, attn="sdpa"))["attn_implementation"] == "sdpa"
+
+
+@pytest.mark.parametrize("said", [{}, {"attn_implementation": None}])
+def test_packing_names_its_attention_where_a_site_has_none(said):
+    site = replace(SITE, attn="auto")
+    made = experiment(sample_packing=True)
+    made = replace(made, config={**made.config, **said})
+    packed = axolotl.render_config(made, site, derive_batch(made, site), PATHS)
+
+    assert packed["attn_implementation"] == "sdpa"
+    assert "attn_implementation" not in rendered(site)
+
+
+def test_row_can_leave_attention_to_the_model():
+    overrides, lines = axolotl.read_overrides({"flash_attn": "auto"}, "row")
+
+    assert (overrides, lines) == ({"attn_implementation": None}, [])
 
 
 def test_our_plugin_stands_before_those_whose_keys_are_set():
