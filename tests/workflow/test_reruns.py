@@ -227,7 +227,7 @@ def set_save_steps(project: Finished) -> tuple[str, ...]:
 
 
 def set_activation(project: Finished) -> tuple[str, ...]:
-    project.replace(PROFILE, "source {repository}", "true && source {repository}")
+    project.replace(PROFILE, "otagent: source {repository}", "otagent: true && source {repository}")
     return ()
 
 
