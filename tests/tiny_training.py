@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +23,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-# What DeepSpeed compiles for several processes, in half a minute. Not in the home folder: where its
-# compiler was killed once, a lock stays, on which all others wait for ever.
-EXTENSIONS = Path(__file__).resolve().parents[1] / ".torch_extensions"
+from tests.compiled import extensions
+
 WORDS = 64
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -69,11 +69,11 @@ def start(
     entry: str, config: Path, world_size: int = 1, sent: Signal | None = None, **variables: object
 ) -> list[BaseProcess]:
     """The training processes of an entry; what each says goes to <rank>.log beside the config."""
-    common = {"TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
-    common |= {key: str(value) for key, value in variables.items()}
+    common = {key: str(value) for key, value in variables.items()}
     if world_size > 1:
         common |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        common |= extensions(Path(sys.prefix))
     processes = []
     for rank in range(world_size):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world_size > 1 else {}

@@ -47,6 +47,8 @@ InactiveLimit=0
 KillWait=10
 OverTimeLimit=0
 MinJobAge=300
+# Clusters share the host's network, and a job's port and its meeting follow from its id.
+FirstJobId={first_job}
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -143,6 +145,7 @@ def config_files(folder: Path, accounting: bool, cgroups: bool) -> dict[str, str
         "name": cluster_name(folder),
         "host": socket.gethostname().split(".")[0],
         "controller_port": controller_port,
+        "first_job": 1 + zlib.crc32(bytes(folder)) % 15000,
         "accounting_port": accounting_port,
     }
     addresses = {node: f"127.0.1.{number}" for number, node in enumerate(NODES, start=1)}

@@ -2,7 +2,8 @@
 
 import json
 
-from tests.slurm.project import CHECKOUT
+from tests.compiled import extensions
+from tests.slurm.project import TRAINER
 
 
 def test_run_is_trained_by_one_job(new_run, undisturbed):
@@ -28,11 +29,9 @@ def test_two_nodes_train_one_run_over_gloo(new_run):
 
 
 def test_two_ranks_train_one_run_with_zero_3(new_run):
-    # As tests/tiny_training.py, whose tests have made it by now; a job makes its own anew.
-    cache = {"TORCH_EXTENSIONS_DIR": str(CHECKOUT / ".torch_extensions")}
     config = {"deepspeed": "ds_z3.json", "max_steps": 6}
-    run = new_run(num_nodes=2, config=config, variables=cache)
-    run.train(wait_s=400)
+    run = new_run(num_nodes=2, config=config, variables=extensions(TRAINER))
+    run.train(wait_s=300)
 
     assert len(list(run.checkpoints.glob("checkpoint-4/global_step4/*optim_states.pt"))) == 2
 
