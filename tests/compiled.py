@@ -35,16 +35,23 @@ def extensions(environment: Path) -> dict[str, str]:
     return {VARIABLE: str(folder)}
 
 
+def entered(environment: Path) -> str:
+    """PATH as in an environment that is entered.
+
+    Its ninja makes anew what the system's, of another version, has made, and the other way round.
+    """
+    return f"{environment / 'bin'}:{os.environ['PATH']}"
+
+
 def _is_whole(part: Path) -> bool:
     return (part / f"{part.name}.so").exists() and not (part / "lock").exists()
 
 
 def _compile(environment: Path, folder: Path) -> None:
-    path = f"{environment / 'bin'}:{os.environ['PATH']}"  # ninja lies there
     done = subprocess.run(
         [environment / "bin" / "python", "-m", "tests.compiled"],
         cwd=ALL.parent,
-        env=os.environ | {VARIABLE: str(folder), "PATH": path},
+        env=os.environ | {VARIABLE: str(folder), "PATH": entered(environment)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

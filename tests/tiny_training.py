@@ -23,7 +23,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.compiled import extensions
+from tests.compiled import entered, extensions
 
 WORDS = 64
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -73,7 +73,7 @@ def start(
     if world_size > 1:
         common |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        common |= extensions(Path(sys.prefix))
+        common |= extensions(Path(sys.prefix)) | {"PATH": entered(Path(sys.prefix))}
     processes = []
     for rank in range(world_size):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world_size > 1 else {}
