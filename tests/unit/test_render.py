@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sft.backends import llamafactory
+from sft.backends import BACKENDS, llamafactory
 from sft.batch import derive_batch
 from sft.catalog import read_catalog, rendered_facts
 from sft.config import read_config, site_names
@@ -22,6 +22,7 @@ SHIPPED = [
     ("jupiter", "qwen3-8b-openthoughts-bs96"),
     ("vista", "qwen3-8b-openthoughts-bs96"),
     ("leonardo", "qwen3-32b-openthoughts-bs96"),
+    ("leonardo", "delphi-3e18-447Mparams-1_2Btokens-base-magpie_lr1e5-axolotl"),
 ]
 PATHS = llamafactory.TrainPaths(
     model=Path("/models/m"),
@@ -42,7 +43,8 @@ def shipped(site: str, name: str, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("site_name", "name"), SHIPPED)
 def test_train_yaml_equals_golden(site_name, name, assert_golden, monkeypatch):
     site, experiment = shipped(site_name, name, monkeypatch)
-    rendered = llamafactory.render_config(experiment, site, derive_batch(experiment, site), PATHS)
+    backend = BACKENDS[experiment.backend]
+    rendered = backend.render_config(experiment, site, derive_batch(experiment, site), PATHS)
 
     assert_golden(f"{site_name}/{name}/train.yaml", yaml.safe_dump(rendered, sort_keys=False))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TABLE = "config/experiments.tsv"
-ROW = "smol-demo-low\tsmoke\tsmollm2-135m\tdemo\t1\tlocalhost\ttrue\t3e-5"
+ROW = "smol-demo-low\t\tsmoke\tsmollm2-135m\tdemo\t1\tlocalhost\ttrue\t3e-5"
 WHERE = f"{TABLE}, line 3 (smol-demo-low)"
 CONFIG = "config (config/config.yaml or profiles/localhost/config.yaml)"
 BASE = "sft/lf_configs/smoke.yaml"
@@ -117,7 +117,7 @@ def test_table_with_spaces_is_refused(project):
 
 
 def test_faults_of_the_whole_table_are_shown_at_once_and_counted_from_the_eleventh_on(project):
-    rows = "".join(f"run{number}\tsmoke\tsmol\tdem\t1\t\t\t\n" for number in range(8))
+    rows = "".join(f"run{number}\t\tsmoke\tsmol\tdem\t1\t\t\t\n" for number in range(8))
     project.append(TABLE, rows)
     text = refusal(project)
 

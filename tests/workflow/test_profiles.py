@@ -14,7 +14,13 @@ from tests.workflow.conftest import CHECKOUT, Project, copy_checkout
 SITES = ("leonardo", "jupiter", "vista")
 MANUAL = CHECKOUT / "docs" / "add_a_site.md"
 ROWS = {"qwen3-8b-openthoughts-bs96": 4, "qwen3-32b-openthoughts-bs96": 8}  # nodes, at every site
-DELPHI = {"delphi-3e18-447Mparams-1_2Btokens-base-magpie_lr1e5-sft": 1}
+DELPHI = dict.fromkeys(
+    (
+        "delphi-3e18-447Mparams-1_2Btokens-base-magpie_lr1e5-sft",
+        "delphi-3e18-447Mparams-1_2Btokens-base-magpie_lr1e5-axolotl",
+    ),
+    1,
+)
 ROWS_AT = {"leonardo": ROWS | DELPHI, "jupiter": ROWS | DELPHI, "vista": ROWS}
 STAGES = {
     *("fetch_model", "fetch_dataset", "pretokenize", "inspect_tokens"),
