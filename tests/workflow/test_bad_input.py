@@ -62,7 +62,7 @@ def refusal(project, *arguments: str) -> str:
             TABLE,
             ROW,
             ROW.replace("\t3e-5", ""),
-            f"{WHERE}: number of cells: found 7, expected 8 as in the header; put one tab",
+            f"{WHERE}: number of cells: found 8, expected 9 as in the header; put one tab",
             id="ragged row",
         ),
         pytest.param(
