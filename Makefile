@@ -56,8 +56,9 @@ check: .venv/made .tokenizers/made
 test: shellcheck chromium slurm check $(TRAINER)/made $(AXOLOTL)/made $(DEMO_MODEL)/config.json
 	rm -rf .torch_extensions
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
-	OMP_WAIT_POLICY=passive $(AXOLOTL)/bin/python -m pytest -q tests/axolotl
-	$(BIN)/python -m pytest -q tests/workflow tests/browser tests/e2e
+	OMP_WAIT_POLICY=passive $(AXOLOTL)/bin/python -m pytest -q -n 2 --dist loadfile tests/axolotl
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/workflow tests/browser
+	$(BIN)/python -m pytest -q tests/e2e
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/slurm || \
 	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/slurm
 

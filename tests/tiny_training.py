@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -73,6 +74,7 @@ def start(
     if world_size > 1:
         common |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    if world_size > 1 and "deepspeed" in yaml.safe_load(config.read_text()):
         common |= extensions(Path(sys.prefix)) | {"PATH": entered(Path(sys.prefix))}
     processes = []
     for rank in range(world_size):
