@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from sft.mfu import flops_per_token
 from sft.recipe import Batch, Recipe
 from sft.site import Site
 from sft.sizes import Size
@@ -33,15 +34,14 @@ def guess_pace(
 ) -> Pace:
     """A pace from the peak of the site's GPUs, which it must know; wrong by a factor of 2 at times.
 
-    Computing takes 6 × active parameters a token (Kaplan et al., arXiv 2001.08361) and 6 × layers ×
-    query width × tokens of a sequence for causal attention (PaLM, arXiv 2204.02311, appendix B), at
-    `mfu` of the peak. Under ZeRO-3 on several nodes, weights come twice and gradients go once over
-    the network in each accumulated step, 3 × 2 bytes a parameter (ZeRO, arXiv 1910.02054, section
-    7), counted after the computing. The measured 5 s a step of 9.7B parameters on 16 A100, 600
-    tokens a sequence, are the latter: 4.6 s at 100 Gbit/s a GPU.
+    Computing takes `flops_per_token` at `mfu` of the peak. Under ZeRO-3 on several nodes, weights
+    come twice and gradients go once over the network in each accumulated step, 3 × 2 bytes a
+    parameter (ZeRO, arXiv 1910.02054, section 7), counted after the computing. The measured 5 s a
+    step of 9.7B parameters on 16 A100, 600 tokens a sequence, are the latter: 4.6 s at 100 Gbit/s a
+    GPU.
     """
     length = tokens_per_step / batch.global_batch_size
-    flops = 6.0 * size.active + 6.0 * size.layers * size.query * length
+    flops = flops_per_token(size, length)
     computing = flops * tokens_per_step / (batch.world_size * site.gpu_tflops * 1e12 * site.mfu)
     sending = 0.0
     if num_nodes > 1 and site.gpu_network_gbit and recipe.states.zero_stage >= 3:

@@ -29,8 +29,8 @@ class Progress:
 
     `step_s` is the median of recent steps, `pace_s` the seconds that went by for each step of this
     attempt, saves and all. Seconds since 1970 are `begun_s`, when the newest process group began,
-    `saved_at_s` and `last_sign_s`, when it was last seen to live. `stopped` is the reason of a
-    trainer that left unfinished, or "end" after the last step.
+    `saved_at_s` and `last_sign_s`, when it was last seen to live. `device` is the name of its GPUs.
+    `stopped` is the reason of a trainer that left unfinished, or "end" after the last step.
     """
 
     step: int
@@ -46,6 +46,7 @@ class Progress:
     saved_at_s: float | None = None
     begun_step: int | None = None
     begun_s: float | None = None
+    device: str | None = None
     stopped: str | None = None
 
     @property
@@ -101,6 +102,7 @@ def read_progress(checkpoints: Path) -> Progress | None:
         saved_at_s=save.get("time"),
         begun_step=begin.get("step"),
         begun_s=begin.get("time"),
+        device=begin.get("device"),
         stopped=_stop_reason(tail.newest),
     )
 

@@ -22,10 +22,12 @@ from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.facts import Facts
 from sft.files import parse_value
+from sft.mfu import peak_tflops, utilisation
 from sft.plan import mean_tokens
 from sft.process import parse_process_id
 from sft.progress import Progress, read_progress
 from sft.receipt import read_receipt
+from sft.sizes import read_size
 from sft.slurm import Job, job_name
 
 Queue = Mapping[str, Sequence[Job]]  # by name, as `slurm.read_queue` gives it
@@ -83,8 +85,9 @@ class State:
     """An experiment as it stands.
 
     `jobs` are those of its run that Slurm still knows, ended ones too, or its process on this
-    computer. `trained` is what training made, once it is over. `needs_care` is whether a person
-    should look, `next_receipt` what a person would ask snakemake for.
+    computer. `trained` is what training made, once it is over. `mfu` is the share of its GPUs'
+    peak that recent steps used, 1 for all of it. `needs_care` is whether a person should look,
+    `next_receipt` what a person would ask snakemake for.
     """
 
     experiment: Experiment
@@ -99,6 +102,7 @@ class State:
     progress: Progress | None = None
     trained: Mapping[str, Any] = field(default_factory=dict)
     tokens_per_step: float | None = None
+    mfu: float | None = None
     next_receipt: Path | None = None
 
     @property
@@ -191,7 +195,8 @@ class _Look:
         state = replace(state, jobs=state.jobs or _local_jobs(attempts, self.now_s))
         if not state.progress:
             return state
-        return replace(state, tokens_per_step=self._tokens_per_step(state.experiment))
+        state = replace(state, tokens_per_step=self._tokens_per_step(state.experiment))
+        return replace(state, mfu=self._mfu(state))
 
     def _rendered(self, run: Path) -> Path | None:
         """The checkpoints that train.yaml names; while it is written anew, those trained last."""
@@ -211,6 +216,24 @@ class _Look:
         recipe = BACKENDS[experiment.backend].read_recipe(experiment.config)
         mean = mean_tokens(self.facts.taking(experiment), recipe)
         return mean and mean * derive_batch(experiment, self.site).global_batch_size
+
+    def _mfu(self, state: State) -> float | None:
+        """Of recent steps alone, so that it is right after a resume too; None where not known.
+
+        Adapters train less than a whole model: of them it is not told.
+        """
+        experiment, step_s = state.experiment, state.progress.step_s
+        recipe = BACKENDS[experiment.backend].read_recipe(experiment.config)
+        device = state.progress.device
+        peak = (device and peak_tflops(device)) or self.site.gpu_tflops
+        made = self.facts.model_made(experiment.model)
+        size = made and read_size(Path(made["path"]))
+        if not (peak and size and step_s and state.tokens_per_step) or recipe.layout == "lora":
+            return None
+        batch = derive_batch(experiment, self.site)
+        length = state.tokens_per_step / batch.global_batch_size
+        tokens_per_s = state.tokens_per_step / step_s
+        return utilisation(tokens_per_s, size, length, batch.world_size, peak)
 
     # --- what it comes to ------------------------------------------------------------------------
 
@@ -257,6 +280,7 @@ class _Look:
             ("rendered", run / "train.yaml", run / "logs" / "render.log"),
             ("trained", run / "trained.json", run / "logs" / "train.log"),
             ("laid out", run / "layout.json", run / "logs" / "detect_layout.log"),
+            ("proven", run / "served.json", run / "logs" / "check_template.log"),
             ("released", run / "release.json", run / "logs" / "assemble_release.log"),
             ("uploaded", run / "uploaded.json", run / "logs" / "upload.log"),
         ):

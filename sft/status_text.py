@@ -330,6 +330,8 @@ def _steps(state: State, now_s: float) -> Iterator[str]:
         parts.append(f"{plain(progress.step_s)} s a step")
     if state.tokens_per_s:
         parts.append(f"{short(state.tokens_per_s)} tokens/s")
+    if state.tokens_per_s and state.mfu:
+        parts.append(f"{state.mfu:.0%} of the GPUs' peak")
     if state.eta_s is not None:
         parts.append(f"{duration(state.eta_s)} left")
     yield ", ".join(parts)

@@ -10,7 +10,7 @@
 and writes `steps.jsonl` into the trainer's output folder, one JSON object a line: "time" (Unix
 seconds), "event", "step" (optimizer steps done), "max_steps", and by event
 
-    begin  world_size
+    begin  world_size; device: the name of its GPU, absent without one
     log    loss, grad_norm, learning_rate, epoch (each where the trainer tells it; NaN may stand
            there), step_s: mean seconds a step since the last log, without saves
     save   save_s: seconds that the save took; the checkpoint is complete on all processes
@@ -147,7 +147,7 @@ class Keeper(TrainerCallback):
             path = Path(args.output_dir) / STEPS_FILE
             self.pace.saves.extend(newest_save_s(path))
             self.steps = StepsFile(path)
-        self._note("begin", state, world_size=args.world_size)
+        self._note("begin", state, world_size=args.world_size, **name_device())
         self.step_began = self.saved = time.monotonic()
         if args.dataloader_num_workers:
             loader = kwargs["train_dataloader"].base_dataloader
@@ -293,6 +293,11 @@ def tell_torchrun(sentence: str) -> None:
         reply = {"message": {"message": sentence, "extraInfo": extra}}
         with suppress(FileNotFoundError):  # a launch script that was told too removes its TMPDIR
             Path(path).write_text(json.dumps(reply))
+
+
+def name_device() -> dict[str, str]:
+    """{"device": …} where there is a GPU."""
+    return {"device": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def is_last(state: TrainerState) -> bool:

@@ -23,7 +23,7 @@ LAYERS = (
     ("progress", "chain", "attempts"),
     ("model", "mix", "site", "sizes", "gate.inspection", "gate.vocabulary"),
     ("experiment", "draws"),
-    ("names", "steps", "memory"),
+    ("names", "steps", "memory", "mfu"),
     ("pace", "backends"),
     ("batch",),
     ("environment", "network", "limits", "identity"),

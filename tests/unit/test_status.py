@@ -4,6 +4,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,10 @@ from sft.endings import Kind
 from sft.files import write_json, write_text
 from sft.process import ProcessId, this_process
 from sft.progress import EVENTS
+from sft.receipt import read_receipt
 from sft.slurm import job_name
 from sft.status import Group, duration, last_words, read_states, slurm_seconds
-from tests.unit.planning import catalog_of, write_receipt
+from tests.unit.planning import LEONARDO, catalog_of, write_receipt
 from tests.unit.standing import HERE, MINUTE, NEXT, NOW_S, QUEUED, ROW, RUNNING, Results
 
 
@@ -43,9 +45,10 @@ def test_stage_before_training_is_the_last_that_is_done(results, reach, stage):
     [
         ([], "trained", Group.TRAINED),
         (["layout"], "laid out", Group.TRAINED),
-        (["layout", "release"], "released", Group.TRAINED),
-        (["layout", "release", "uploaded"], "uploaded", Group.TRAINED),
-        (["layout", "release", "uploaded", "registered"], "registered", Group.DONE),
+        (["layout", "served"], "proven", Group.TRAINED),
+        (["layout", "served", "release"], "released", Group.TRAINED),
+        (["layout", "served", "release", "uploaded"], "uploaded", Group.TRAINED),
+        (["layout", "served", "release", "uploaded", "registered"], "registered", Group.DONE),
         (["release", "uploaded", "registered"], "trained", Group.TRAINED),  # of an earlier version
     ],
 )
@@ -58,7 +61,7 @@ def test_stage_after_training_is_the_last_of_an_unbroken_row(results, receipts, 
 def test_upload_is_the_end_where_nothing_is_registered(tmp_path):
     results = Results(tmp_path, replace(ROW, register=False))
 
-    assert results.publish("layout", "release", "uploaded").look().group is Group.DONE
+    assert results.publish("layout", "served", "release", "uploaded").look().group is Group.DONE
 
 
 def test_refusal_of_the_gate_is_said(results):
@@ -86,7 +89,7 @@ def test_refusal_of_earlier_tokens_is_not_one_of_these(results):
 
 
 def test_failed_upload_says_why(results):
-    results.publish("layout", "release").age()
+    results.publish("layout", "served", "release").age()
     results.log(results.run / "logs" / "upload.log", "2027-01-15 07:57:00 403: no right to write")
 
     state = results.look()
@@ -338,7 +341,8 @@ def test_silent_slurm_leaves_open_whether_the_next_job_waits(training):
 
 
 def test_silent_slurm_changes_nothing_of_what_is_done(results):
-    state = results.publish("layout", "release", "uploaded", "registered").look(silent=True)
+    stages = ("layout", "served", "release", "uploaded", "registered")
+    state = results.publish(*stages).look(silent=True)
 
     assert (state.stage, state.group) == ("registered", Group.DONE)
 
@@ -382,7 +386,7 @@ def test_training_on_another_computer_is_not_taken_for_dead(tmp_path):
 
 
 def test_changed_row_is_at_the_stage_of_its_new_version(results):
-    results.publish("layout", "release", "uploaded", "registered")
+    results.publish("layout", "served", "release", "uploaded", "registered")
     old = results.checkpoints.name
     learning_rate = {"learning_rate": 2e-5}
     results.experiment = replace(ROW, config=ROW.config | learning_rate)
@@ -412,7 +416,7 @@ def test_run_is_seen_while_its_config_is_written_anew(training):
 
 
 def test_tokens_that_were_cleaned_up_do_not_change_what_was_trained(results):
-    results.publish("layout", "release", "uploaded", "registered")
+    results.publish("layout", "served", "release", "uploaded", "registered")
     (results.tokens / "pretokenized.json").unlink()
 
     assert results.look().stage == "registered"
@@ -484,3 +488,29 @@ def test_thousand_experiments_take_seconds_at_most(tmp_path):
 
     assert time.process_time() - start_s < 4
     assert sum(state.group is Group.RUNNING for state in states) == 500
+
+
+def test_utilisation_is_that_of_the_cards_that_train(results):
+    results.render().submit(RUNNING).attempt("7", minutes_ago=80).step(0.2)
+    model = read_receipt(results.folder / "models" / results.experiment.model.name / "fetched.json")
+    config = {
+        **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
+        "tie_word_embeddings": False,
+    }
+    write_json(Path(model["path"]) / "config.json", config)
+    by_profile = results.look().mfu
+    events = (results.checkpoints / EVENTS).read_text()
+    named = events.replace('"event": "begin"', '"event": "begin", "device": "NVIDIA GH200 120GB"')
+    (results.checkpoints / EVENTS).write_text(named)
+
+    # 48,000 tokens of 500 a sequence in 30 s on 16 cards: 1600 tokens a second, 4.85e10 FLOPs each.
+    assert results.look().mfu == pytest.approx(1600 * 4.85e10 / (16 * 989.4e12), rel=0.02)
+    assert by_profile == pytest.approx(results.look().mfu * 989.4 / results.site.gpu_tflops)
+
+
+def test_utilisation_is_not_told_where_the_card_is_not_known(tmp_path):
+    results = Results(tmp_path, site=replace(LEONARDO, gpu_tflops=0))
+    results.render().submit(RUNNING).attempt("7", minutes_ago=80).step(0.2)
+
+    assert results.look().mfu is None

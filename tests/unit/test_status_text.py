@@ -281,7 +281,7 @@ def test_page_of_refused_tokens_says_how_to_look_at_them(results):
 
 
 def test_page_of_a_published_run_says_where_it_is(results):
-    state = results.publish("layout", "release", "uploaded", "registered").look()
+    state = results.publish("layout", "served", "release", "uploaded", "registered").look()
 
     assert part(state, "files")[-1] == "published    org/run"
 
