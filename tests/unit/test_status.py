@@ -504,7 +504,7 @@ def test_utilisation_is_that_of_the_cards_that_train(results):
     named = events.replace('"event": "begin"', '"event": "begin", "device": "NVIDIA GH200 120GB"')
     (results.checkpoints / EVENTS).write_text(named)
 
-    # 16 sequences of 500 tokens in 30 s on 16 cards, 6 × 8.03e9 + 6 × 32 × 4096 × 500 FLOPs a token.
+    # 16 sequences of 500 tokens in 30 s on 16 cards; 6 × 8.03e9 + 6 × 32 × 4096 × 500 a token.
     assert results.look().mfu == pytest.approx(266.7 * 4.857e10 / (16 * 989.4e12), rel=1e-3)
     assert by_profile == pytest.approx(results.look().mfu * 989.4 / results.site.gpu_tflops)
 
