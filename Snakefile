@@ -28,4 +28,5 @@ rule all:
 include: "workflow/rules/prepare.smk"
 include: "workflow/rules/check.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/consolidate.smk"
 include: "workflow/rules/publish.smk"

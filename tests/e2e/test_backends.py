@@ -1,4 +1,7 @@
-"""One mix, trained by both backends through the whole workflow, from the same Delphi-like start."""
+"""One mix, trained by both backends through the whole workflow, from the same Delphi-like start.
+
+A third run trains an adapter, which is merged before its release.
+"""
 
 import json
 import os
@@ -28,6 +31,7 @@ COLUMNS = {
     **{"accept": "[masked_reasoning]", "lr_scheduler_type": "constant", "warmup_steps": "0"},
 }
 END_OF_TURN = 128009  # <|eot_id|>
+ADAPTER = {"finetuning_type": "lora", "lora_rank": "4", "lora_alpha": "8", "lora_target": "all"}
 KILL_STEP = 6
 KILL_WAIT_S = 600
 
@@ -65,8 +69,10 @@ def write_inputs(project: Project) -> None:
         }
     }
     (project.root / "config" / "mixes.yaml").write_text(yaml.safe_dump(mixes))
-    lines = ["\t".join(["name", "backend", *COLUMNS])]
-    lines += ["\t".join([f"by-{name}", name, *COLUMNS.values()]) for name in BACKENDS]
+    empty = [""] * len(ADAPTER)
+    rows = [[f"by-{name}", name, *COLUMNS.values(), *empty] for name in BACKENDS]
+    rows.append(["adapter", "axolotl", *COLUMNS.values(), *ADAPTER.values()])
+    lines = ["\t".join(row) for row in [["name", "backend", *COLUMNS, *ADAPTER], *rows]]
     (project.root / "config" / "experiments.tsv").write_text("\n".join(lines) + "\n")
 
 
@@ -172,7 +178,21 @@ def test_registry_holds_both(series):
     with sqlite3.connect(series.root / "results" / "registry.db") as registry:
         rows = registry.execute("SELECT name FROM models WHERE NOT is_external").fetchall()
 
-    assert sorted(rows) == sorted((f"laion/by-{name}",) for name in BACKENDS)
+    names = ["laion/adapter", *(f"laion/by-{name}" for name in BACKENDS)]
+    assert sorted(rows) == sorted((name,) for name in names)
+
+
+def test_adapter_is_published_as_a_whole_model(series):
+    run = series.root / "results" / "runs" / "adapter"
+    merged = read_receipt(run / "consolidated.json")
+    release = read_receipt(run / "release.json")
+
+    assert read_receipt(run / "layout.json")["layout"] == "lora"
+    assert merged["merged"] == 14  # seven matrices in each of two layers
+    assert hash_file(run / "release" / "model.safetensors") == hash_file(
+        Path(merged["weights"]) / "model.safetensors"
+    )
+    assert not any("adapter" in each["path"] for each in release["files"])
 
 
 def test_second_run_has_nothing_to_do(series):

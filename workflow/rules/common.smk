@@ -14,6 +14,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(workflow.basedir))
 
+from sft.backends import BACKENDS
 from sft.catalog import (
     decisions_name,
     local_files,
@@ -121,6 +122,13 @@ def tokens_receipt_of(experiment) -> str:
 
 def checked_receipt_of(experiment) -> str:
     return f"<results>/tokens/{TOKENS[experiment.name]}/checked-{decisions_name(experiment)}.json"
+
+
+def weights_receipt_of(experiment) -> str:
+    """Where its whole weights are named: what its config leaves decides, and nothing on the disk."""
+    recipe = BACKENDS[experiment.backend].read_recipe(experiment.config)
+    made = "layout" if recipe.layout == "safetensors" else "consolidated"
+    return f"<results>/runs/{experiment.name}/{made}.json"
 
 
 def asked_resources() -> dict[str, dict]:

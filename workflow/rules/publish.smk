@@ -1,7 +1,7 @@
 """
 Prove the chat template, assemble what serving needs, upload it, and register the model.
 
-IN   <results>/runs/{experiment}/layout.json, trained.json and the receipts before them
+IN   <results>/runs/{experiment}/layout.json or consolidated.json, and the receipts before them
 OUT  <results>/runs/{experiment}/served.json      which tokenizers serve what was trained
      <results>/runs/{experiment}/release/          weights, config, tokenizer, model card, provenance
      <results>/runs/{experiment}/release.json      its files by size and hash
@@ -39,7 +39,7 @@ rule check_template:
 rule assemble_release:
     """Put together what serving needs and nothing else."""
     input:
-        layout="<results>/runs/{experiment}/layout.json",
+        weights=lambda wildcards: weights_receipt_of(experiment_of(wildcards)),
         served="<results>/runs/{experiment}/served.json",
         trained="<results>/runs/{experiment}/trained.json",
         model=lambda wildcards: model_receipt_of(experiment_of(wildcards)),

@@ -9,8 +9,8 @@ from sft.step import step_log
 with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experiment}"):
     clock = Clock()
     inputs = {name: Path(path) for name, path in snakemake.input.items() if name != "datasets"}
-    model, tokens, checked, trained, layout = read_receipts(
-        inputs[name] for name in ("model", "tokens", "checked", "trained", "layout")
+    model, tokens, checked, trained, weights = read_receipts(
+        inputs[name] for name in ("model", "tokens", "checked", "trained", "weights")
     )
     provenance = gather_provenance(
         snakemake.params.experiment,
@@ -23,7 +23,7 @@ with step_log(snakemake.log[0], f"assemble_release {snakemake.wildcards.experime
     )
     release = Path(snakemake.output.receipt).resolve().with_name("release")
     files = assemble_release(
-        Path(layout["weights"]),
+        Path(weights["weights"]),
         Path(model["path"]),
         release,
         provenance,
