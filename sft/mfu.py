@@ -34,10 +34,13 @@ def peak_tflops(card: str) -> float | None:
 def flops_per_token(size: Size, length: float) -> float:
     """What training on a token of a sequence of `length` tokens computes, without recomputing.
 
-    6 × active parameters a token (Kaplan et al., arXiv 2001.08361) and 6 × layers × query width ×
-    tokens of the sequence for causal attention (PaLM, arXiv 2204.02311, appendix B).
+    6 × active parameters that multiply, so without an input embedding that is not the head too
+    (Kaplan et al., arXiv 2001.08361), and 6 × layers × query width × tokens of the sequence for
+    causal attention (PaLM, arXiv 2204.02311, appendix B, halved), in layers that attend to all of
+    it.
     """
-    return 6.0 * size.active + 6.0 * size.layers * size.query * length
+    attending = size.layers - size.linear
+    return 6.0 * (size.active - size.looked_up) + 6.0 * attending * size.query * length
 
 
 def utilisation(

@@ -29,7 +29,8 @@ class Progress:
 
     `step_s` is the median of recent steps, `pace_s` the seconds that went by for each step of this
     attempt, saves and all. Seconds since 1970 are `begun_s`, when the newest process group began,
-    `saved_at_s` and `last_sign_s`, when it was last seen to live. `device` is the name of its GPUs.
+    `saved_at_s` and `last_sign_s`, when it was last seen to live. `device` is the name of its
+    GPUs, `world_size` their number, `attempt_step_s` is `step_s` of its own steps alone.
     `stopped` is the reason of a trainer that left unfinished, or "end" after the last step.
     """
 
@@ -47,6 +48,8 @@ class Progress:
     begun_step: int | None = None
     begun_s: float | None = None
     device: str | None = None
+    world_size: int | None = None
+    attempt_step_s: float | None = None
     stopped: str | None = None
 
     @property
@@ -87,7 +90,8 @@ def read_progress(checkpoints: Path) -> Progress | None:
     if tail.newest is None:
         return None
     log, save, begin = tail.logs[0] if tail.logs else {}, tail.save or {}, tail.begin or {}
-    seconds = [each["step_s"] for each in tail.logs if "step_s" in each]
+    seconds = _step_seconds(tail.logs)
+    own = _step_seconds(tail.logs[: tail.own])
     return Progress(
         step=tail.newest["step"],
         max_steps=tail.newest["max_steps"],
@@ -103,6 +107,8 @@ def read_progress(checkpoints: Path) -> Progress | None:
         begun_step=begin.get("step"),
         begun_s=begin.get("time"),
         device=begin.get("device"),
+        world_size=begin.get("world_size"),
+        attempt_step_s=median(own) if own else None,
         stopped=_stop_reason(tail.newest),
     )
 
@@ -111,7 +117,7 @@ def read_progress(checkpoints: Path) -> Progress | None:
 class _Tail:
     """The events of a run that tell how far it is: recent logs, newest first, and single ones.
 
-    `first` is the line of the first log after `begin`.
+    `first` is the line of the first log after `begin`, `own` the number of `logs` after it.
     """
 
     logs: list[dict[str, Any]]
@@ -119,6 +125,7 @@ class _Tail:
     save: dict[str, Any] | None = None
     begin: dict[str, Any] | None = None
     first: bytes = b""
+    own: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -143,11 +150,16 @@ def _read_tail(path: Path) -> _Tail:
         elif event["event"] == "save":
             tail.save = tail.save or event
         elif event["event"] == "begin":
+            tail.own = tail.own if tail.begin else len(tail.logs)
             tail.begin = tail.begin or event
             last = event["step"]
         if tail.is_whole:
             break
     return tail
+
+
+def _step_seconds(logs: list[dict[str, Any]]) -> list[float]:
+    return [each["step_s"] for each in logs if "step_s" in each]
 
 
 def _pace(tail: _Tail) -> float | None:

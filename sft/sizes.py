@@ -15,7 +15,9 @@ class Size:
     """A decoder: parameters in all and `active` ones of a token, and the widths of its layers.
 
     `query` and `key_value` are heads × head width; `inner` is the width of the MLP, of all experts
-    that a token visits where there are several.
+    that a token visits where there are several. `looked_up` parameters, an input embedding that is
+    not the head too, multiply nothing; `linear` layers attend at a cost that does not grow with the
+    sequence.
     """
 
     parameters: int
@@ -27,6 +29,8 @@ class Size:
     key_value: int
     inner: int
     vocabulary: int
+    looked_up: int = 0
+    linear: int = 0
 
 
 def read_size(folder: Path) -> Size | None:
@@ -37,6 +41,7 @@ def read_size(folder: Path) -> Size | None:
     try:
         config = read_json(folder / "config.json")
         widths = _read_widths(config.get("text_config", config))
+        tied = {"tie_word_embeddings": True} | config | config.get("text_config", {})
     except (SftError, KeyError, TypeError, AttributeError):  # not the config of a decoder
         return None
     try:
@@ -44,7 +49,10 @@ def read_size(folder: Path) -> Size | None:
     except SftError:
         parameters = count_by_config(config.get("text_config", config))
     idle = _idle_parameters(config.get("text_config", config))
-    return Size(parameters=parameters, active=parameters - idle, **widths)
+    looked_up = 0 if tied["tie_word_embeddings"] else widths["vocabulary"] * widths["hidden"]
+    linear = _linear_layers(config.get("text_config", config))
+    more = {"active": parameters - idle, "looked_up": looked_up, "linear": linear}
+    return Size(parameters=parameters, **more, **widths)
 
 
 def _read_widths(config: Mapping[str, Any]) -> dict[str, int]:
@@ -59,6 +67,15 @@ def _read_widths(config: Mapping[str, Any]) -> dict[str, int]:
         "inner": _active_width(config),
         "vocabulary": config["vocab_size"],
     }
+
+
+def _linear_layers(config: Mapping[str, Any]) -> int:
+    """The layers of linear attention of a hybrid (qwen3_next, qwen3_5 in transformers)."""
+    if kinds := config.get("layer_types"):
+        return kinds.count("linear_attention")
+    interval = config.get("full_attention_interval")
+    layers = config["num_hidden_layers"]
+    return layers - layers // interval if interval else 0
 
 
 def _experts(config: Mapping[str, Any]) -> int:

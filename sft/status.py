@@ -218,11 +218,11 @@ class _Look:
         return mean and mean * derive_batch(experiment, self.site).global_batch_size
 
     def _mfu(self, state: State) -> float | None:
-        """Of recent steps alone, so that it is right after a resume too; None where not known.
+        """Of recent steps of the newest attempt, on its own GPUs; None where not known.
 
         Adapters train less than a whole model: of them it is not told.
         """
-        experiment, step_s = state.experiment, state.progress.step_s
+        experiment, step_s = state.experiment, state.progress.attempt_step_s
         recipe = BACKENDS[experiment.backend].read_recipe(experiment.config)
         device = state.progress.device
         peak = (device and peak_tflops(device)) or self.site.gpu_tflops
@@ -233,7 +233,8 @@ class _Look:
         batch = derive_batch(experiment, self.site)
         length = state.tokens_per_step / batch.global_batch_size
         tokens_per_s = state.tokens_per_step / step_s
-        return utilisation(tokens_per_s, size, length, batch.world_size, peak)
+        world_size = state.progress.world_size or batch.world_size
+        return utilisation(tokens_per_s, size, length, world_size, peak)
 
     # --- what it comes to ------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Model FLOPs utilisation, with numbers that are worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from sft.mfu import flops_per_token, peak_tflops, utilisation
@@ -15,6 +17,7 @@ LLAMA3_8B = Size(
     key_value=1024,
     inner=14336,
     vocabulary=128256,
+    looked_up=525_336_576,
 )
 
 
@@ -47,10 +50,17 @@ def test_card_that_is_not_listed_has_no_peak(card):
 
 
 def test_flops_are_six_for_each_parameter_and_attention():
-    # 6 × 8.030e9 = 4.818e10, and 6 × 32 × 4096 × 4096 = 3.22e9.
-    assert flops_per_token(LLAMA3_8B, 4096) == pytest.approx(5.1403e10, rel=1e-4)
+    # 6 × (8.0303e9 - 128256 × 4096) = 4.5030e10, and 6 × 32 × 4096 × 4096 = 3.22e9.
+    assert flops_per_token(LLAMA3_8B, 4096) == pytest.approx(4.8251e10, rel=1e-4)
+
+
+def test_layers_of_linear_attention_do_not_grow_with_the_sequence():
+    hybrid = replace(LLAMA3_8B, linear=24)
+
+    # 8 layers attend: 6 × 8 × 4096 = 196,608 more for each token of the sequence.
+    assert flops_per_token(hybrid, 4097) - flops_per_token(hybrid, 4096) == 196_608
 
 
 def test_utilisation_is_the_share_of_all_cards():
-    # 8 × 989.4e12 / 5.1403e10 = 153,983 tokens a second would be all of it.
-    assert utilisation(76_991, LLAMA3_8B, 4096, 8, 989.4) == pytest.approx(0.5, rel=1e-3)
+    # 8 × 989.4e12 / 4.8251e10 = 164,042 tokens a second would be all of it.
+    assert utilisation(82_021, LLAMA3_8B, 4096, 8, 989.4) == pytest.approx(0.5, rel=1e-3)

@@ -272,3 +272,19 @@ def test_new_steps_are_said_in_a_line_each(tmp_path, caplog):
         "step 1 of 100, loss 1.9900, 10 s a step",
         "step 2 of 100, loss 1.9800, 10 s a step",
     ]
+
+
+def test_seconds_of_the_newest_attempt_are_its_own(tmp_path):
+    write(tmp_path, *(each for each in RESUMED if each["event"] != "save"))
+
+    progress = read_progress(tmp_path)
+
+    assert (progress.attempt_step_s, progress.step_s, progress.world_size) == (20.0, 10.0, 4)
+
+
+def test_attempt_without_a_step_has_no_seconds(tmp_path):
+    write(tmp_path, *RUN, event("begin", 8, 2000.0, world_size=8))
+
+    progress = read_progress(tmp_path)
+
+    assert (progress.attempt_step_s, progress.step_s, progress.world_size) == (None, 10.0, 8)

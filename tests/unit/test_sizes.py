@@ -135,3 +135,24 @@ def test_size_is_unknown_where_the_config_does_not_tell(tmp_path, content):
 
 def test_size_is_unknown_without_a_config(tmp_path):
     assert read_size(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "looked_up"),
+    [(LLAMA3_8B, 525_336_576), (QWEN3_06B, 0), ({"text_config": LLAMA3_8B}, 525_336_576)],
+    ids=["untied", "tied", "nested"],
+)
+def test_embedding_that_is_not_the_head_is_looked_up(tmp_path, config, looked_up):
+    assert read_size(write_model(tmp_path, config)).looked_up == looked_up
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 9},
+        {"full_attention_interval": 4},
+    ],
+    ids=["listed", "by interval"],
+)
+def test_layers_of_linear_attention_are_counted(tmp_path, kinds):
+    assert read_size(write_model(tmp_path, QWEN3_8B | kinds)).linear == 27

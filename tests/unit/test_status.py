@@ -17,6 +17,7 @@ from sft.slurm import job_name
 from sft.status import Group, duration, last_words, read_states, slurm_seconds
 from tests.unit.planning import LEONARDO, catalog_of, write_receipt
 from tests.unit.standing import HERE, MINUTE, NEXT, NOW_S, QUEUED, ROW, RUNNING, Results
+from tests.unit.test_sizes import LLAMA3_8B
 
 
 @pytest.fixture
@@ -493,20 +494,33 @@ def test_thousand_experiments_take_seconds_at_most(tmp_path):
 def test_utilisation_is_that_of_the_cards_that_train(results):
     results.render().submit(RUNNING).attempt("7", minutes_ago=80).step(0.2)
     model = read_receipt(results.folder / "models" / results.experiment.model.name / "fetched.json")
-    config = {
-        **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-        **{"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256},
-        "tie_word_embeddings": False,
-    }
-    write_json(Path(model["path"]) / "config.json", config)
+    write_json(Path(model["path"]) / "config.json", LLAMA3_8B)
     by_profile = results.look().mfu
     events = (results.checkpoints / EVENTS).read_text()
     named = events.replace('"event": "begin"', '"event": "begin", "device": "NVIDIA GH200 120GB"')
     (results.checkpoints / EVENTS).write_text(named)
 
-    # 16 sequences of 500 tokens in 30 s on 16 cards; 6 × 8.03e9 + 6 × 32 × 4096 × 500 a token.
-    assert results.look().mfu == pytest.approx(266.7 * 4.857e10 / (16 * 989.4e12), rel=1e-3)
+    # 16 sequences of 500 tokens in 30 s on 16 cards; 6 × 7.50e9 + 6 × 32 × 4096 × 500 a token.
+    assert results.look().mfu == pytest.approx(266.7 * 4.542e10 / (16 * 989.4e12), rel=1e-3)
     assert by_profile == pytest.approx(results.look().mfu * 989.4 / results.site.gpu_tflops)
+
+
+def test_utilisation_after_a_resume_is_that_of_the_new_attempt(results):
+    results.render().submit(RUNNING).attempt("7", minutes_ago=80).step(0.2)
+    model = read_receipt(results.folder / "models" / results.experiment.model.name / "fetched.json")
+    write_json(Path(model["path"]) / "config.json", LLAMA3_8B)
+    before = results.look().mfu
+    lines = (results.checkpoints / EVENTS).read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    lines.append(json.dumps(last | {"event": "begin", "world_size": 32}) + "\n")
+    (results.checkpoints / EVENTS).write_text("".join(lines))
+    resumed = results.look().mfu
+    step = last | {"step": last["step"] + 1, "step_s": 10.0}
+    (results.checkpoints / EVENTS).write_text("".join([*lines, json.dumps(step) + "\n"]))
+
+    # A third of the seconds on twice the GPUs; none before the first step.
+    assert resumed is None
+    assert results.look().mfu == pytest.approx(1.5 * before)
 
 
 def test_utilisation_is_not_told_where_the_card_is_not_known(tmp_path):
