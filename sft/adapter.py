@@ -1,5 +1,6 @@
 """A LoRA adapter: what it adds to the base's weights, and whether a merged model is that sum."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 
 from sft.errors import SftError, first_few
 from sft.files import read_json
-from sft.weights import Tensor, read_rows, read_tensors, read_weights_index
+from sft.weights import Tensor, read_rows, read_tensors, read_weights_index, same_data
 
 ADAPTER = "adapter_model.safetensors"
 PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -16,7 +17,7 @@ PREFIX, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 MANTISSA = {"BF16": 8, "F16": 11, "F32": 24}
 SAMPLED = 4  # rows of each merged matrix
 # Ways of training an adapter whose sum is not W + scale × B·A.
-OTHER_SUMS = ("use_dora", "use_qalora", "alora_invocation_tokens", "megatron_config")
+OTHER_SUMS = ("use_dora", "lora_bias", "use_qalora", "alora_invocation_tokens", "megatron_config")
 
 
 def read_scales(adapter: Path) -> dict[str, float]:
@@ -46,7 +47,9 @@ def read_scales(adapter: Path) -> dict[str, float]:
 
 def _of_pattern(pattern: Mapping[str, float] | None, matrix: str, usual: float) -> float:
     """The value of the first name that the matrix ends in, else the usual one."""
-    found = (value for name, value in (pattern or {}).items() if matrix.endswith(name))
+    # As peft reads such a pattern (peft/utils/other.py, get_pattern_key).
+    named = (pattern or {}).items()
+    found = (value for name, value in named if re.match(rf"(.*\.)?({name})$", matrix))
     return next(found, usual)
 
 
@@ -65,8 +68,28 @@ def merge_faults(
         found = after[name]
         if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
             yield f"{merged}, {name}: found {found[1:]}, expected {tensor[1:]} as in the base"
-        elif len(tensor.shape) == 2:
-            yield from _Sample(base, adapter, merged, name, tensor, found).faults(scales.get(name))
+        elif name in scales:
+            sample = _Sample(base, adapter, merged, name, tensor, found)
+            yield from sample.faults(scales[name])
+        elif not same_data(base / tensor.file, merged / found.file, name):
+            yield f"{merged}, {name}: not the base's, and no adapter changes it"
+
+
+def kept_share(
+    base: Path, adapter: Path, merged: Path, scales: Mapping[str, float]
+) -> float | None:
+    """The share of what the adapter adds that the merged weights hold, by a sample; None for none.
+
+    Weights in bf16 round small additions away: of one that is a thousandth of its weight, half.
+    """
+    before, after = read_weights_index(base), read_weights_index(merged)
+    kept = wanted = 0.0
+    for name, scale in scales.items():
+        sample = _Sample(base, adapter, merged, name, before[name], after[name])
+        was, now, added = (each.astype(np.float64) for each in sample.read(scale))
+        kept += float(((now - was) * added).sum())
+        wanted += float((added * added).sum())
+    return kept / wanted if wanted else None
 
 
 @dataclass(frozen=True)
@@ -80,16 +103,9 @@ class _Sample:
     before: Tensor
     after: Tensor
 
-    def faults(self, scale: float | None) -> Iterator[str]:
-        """A line where the rows are not the base's, plus scale × B·A where there is a scale."""
-        rows = np.linspace(0, self.before.shape[0] - 1, SAMPLED).astype(int)
-        was = read_rows(self.base / self.before.file, self.name, rows)
-        now = read_rows(self.merged / self.after.file, self.name, rows)
-        if scale is None:
-            if not np.array_equal(was, now):
-                yield f"{self.merged}, {self.name}: not the base's, and no adapter changes it"
-            return
-        added = scale * self._product(rows)
+    def faults(self, scale: float) -> Iterator[str]:
+        """A line where the rows are not the base's plus scale × B·A."""
+        was, now, added = self.read(scale)
         allowed = 2.0 ** (1 - MANTISSA[self.before.dtype]) * (np.abs(was) + np.abs(added))
         off = np.abs(now - (was + added)) > allowed
         if off.any() or not np.isfinite(now).all():
@@ -99,6 +115,13 @@ class _Sample:
             )
         elif added.any() and np.array_equal(was, now) and (np.abs(added) > allowed).any():
             yield f"{self.merged}, {self.name}: still the base's; the adapter was not added"
+
+    def read(self, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows before, after, and what was to be added."""
+        rows = np.linspace(0, self.before.shape[0] - 1, SAMPLED).astype(int)
+        was = read_rows(self.base / self.before.file, self.name, rows)
+        now = read_rows(self.merged / self.after.file, self.name, rows)
+        return was, now, scale * self._product(rows)
 
     def _product(self, rows: np.ndarray) -> np.ndarray:
         matrix = PREFIX + self.name.removesuffix(".weight")

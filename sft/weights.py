@@ -20,6 +20,8 @@ TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "b
 # How numpy reads each; it has no bfloat16, which is the upper half of a float32.
 NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
+BLOCK_BYTES = 8 << 20
+
 # How the names of a model's token embedding and of an output head of its own end.
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -118,6 +120,24 @@ def read_rows(path: Path, name: str, rows: Iterable[int]) -> np.ndarray:
     if entry["dtype"] == "BF16":
         return (values.astype("<u4") << 16).view("<f4")
     return values.astype("<f4")
+
+
+def same_data(first: Path, second: Path, name: str) -> bool:
+    """Whether two files hold the same bytes for the tensor `name`, read piece by piece."""
+    with open(first, "rb") as one, open(second, "rb") as other:
+        sizes = []
+        for path, file in ((first, one), (second, other)):
+            start, header = _read_header(path)
+            begin, end = header[name]["data_offsets"]
+            file.seek(start + begin)
+            sizes.append(end - begin)
+        left = sizes[0]
+        while sizes[0] == sizes[1] and left:
+            part = min(left, BLOCK_BYTES)
+            if one.read(part) != other.read(part):
+                return False
+            left -= part
+    return sizes[0] == sizes[1]
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Any]]:

@@ -133,6 +133,12 @@ OWNED_KEYS = {
     **dict.fromkeys(("eager_attention", "sage_attention"), "its name is attn_implementation"),
 }
 
+# Adapters whose sum is not W + scale × B·A, see sft/adapter.py.
+UNMERGED = (
+    *("lora_modules_to_save", "peft_use_dora", "peft_init_lora_weights"),
+    *("peft_layer_replication", "peft_trainable_token_indices"),
+)
+
 # Keys that exclude each other: the second has to go, and why.
 EXCLUSIVE_KEYS = {
     ("global_batch_size", "gradient_accumulation_steps"): "global_batch_size decides it",
@@ -345,6 +351,12 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
             f"{where}, sample_packing: {config['attn_implementation']} lets packed examples see "
             "each other; leave attn_implementation to the site"
         )
+    lines += [
+        f"{where}, {key}: leave it out; such an adapter cannot be merged and proven, so the run "
+        "would not be released"
+        for key in UNMERGED
+        if key in is_set and "adapter" in is_set
+    ]
     return lines + _adapter_faults(is_set, where) + _precision_faults(is_set, where)
 
 

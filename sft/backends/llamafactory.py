@@ -73,6 +73,9 @@ EXCLUSIVE_KEYS = {
     ("bf16", "fp16"): "bf16 decides the precision",
 }
 
+# Adapters whose sum is not W + scale × B·A, see sft/adapter.py.
+UNMERGED = ("use_dora", "additional_target", "pissa_init")
+
 # Least and greatest value that make sense, whatever the parser takes.
 LIMITS = {
     "learning_rate": (1e-9, 1.0),
@@ -237,6 +240,12 @@ def whole_config_faults(config: Mapping[str, Any], where: str) -> list[str]:
         lines.append(
             f"{where}, split_special_tokens: leave it out; turns would begin and end in plain text"
         )
+    lines += [
+        f"{where}, {key}: leave it out; such an adapter cannot be merged and proven, so the run "
+        "would not be released"
+        for key in UNMERGED
+        if key in is_set
+    ]
     template = config.get("template")
     lines += [
         f"{where}, {key}: leave it out; {template}.jinja decides it, and what is served would "

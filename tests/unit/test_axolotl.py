@@ -386,3 +386,11 @@ def test_packages_are_asked_for_with_the_key_that_wants_them(changes, package, w
 def test_site_with_flash_attention_asks_for_its_package():
     assert "flash_attn" in axolotl.needed_packages(CONFIG, "fa2")
     assert "flash_attn" not in axolotl.needed_packages(CONFIG, "sdpa")
+
+
+@pytest.mark.parametrize("key", axolotl.UNMERGED)
+def test_adapter_that_could_not_be_released_is_refused_before_it_is_trained(key):
+    adapter = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
+    [line] = axolotl.whole_config_faults(CONFIG | adapter | {key: True}, "row")
+
+    assert line.startswith(f"row, {key}: leave it out; such an adapter cannot be merged")

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sft.adapter import merge_faults, read_scales
+from sft.adapter import kept_share, merge_faults, read_scales
+from sft.backends import llamafactory
 from sft.checkpoint import Layout
 from sft.consolidate import consolidate
 from sft.errors import SftError
@@ -102,6 +103,39 @@ def test_changed_matrix_that_no_adapter_changes_is_a_fault(base, adapter, tmp_pa
     assert f"{PLAIN}: not the base's, and no adapter changes it" in fault
 
 
+@pytest.mark.parametrize("change", [np.zeros(WIDTH), np.full(WIDTH, np.nan)])
+def test_changed_norm_is_a_fault(change, base, adapter, tmp_path):
+    [fault] = faults(base, adapter, merged(tmp_path, **{NORM: change}))
+
+    assert f"{NORM}: not the base's" in fault
+
+
+def test_one_changed_row_of_many_is_a_fault(base, adapter, tmp_path):
+    head = numbers(2, HEIGHT, WIDTH)
+    head[3, 2] += 1e-3
+
+    assert faults(base, adapter, merged(tmp_path, **{PLAIN: head}))
+
+
+def test_scale_follows_a_pattern_of_names(adapter):
+    pattern = {"layers.1.q_proj": 100, "q_proj": 4}
+    (adapter / "adapter_config.json").write_text(json.dumps(CONFIG | {"alpha_pattern": pattern}))
+
+    assert read_scales(adapter) == {ADAPTED: 4 / RANK}
+
+
+def test_all_of_what_is_added_is_kept_in_float32(base, adapter, tmp_path):
+    kept = kept_share(base, adapter, merged(tmp_path), read_scales(adapter))
+
+    assert kept == pytest.approx(1, abs=1e-5)
+
+
+def test_half_of_what_is_added_is_told(base, adapter, tmp_path):
+    folder = merged(tmp_path, ALPHA / RANK / 2)
+
+    assert kept_share(base, adapter, folder, read_scales(adapter)) == pytest.approx(0.5, abs=1e-5)
+
+
 def test_other_dtype_is_a_fault(base, adapter, tmp_path):
     found = faults(base, adapter, merged(tmp_path, dtype="BF16"))
 
@@ -117,7 +151,13 @@ def test_missing_tensor_is_a_fault(base, adapter, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {"bias": "all"}, {"peft_type": "LOHA"}],
+    [
+        {"modules_to_save": ["lm_head"]},
+        {"use_dora": True},
+        {"bias": "all"},
+        {"peft_type": "LOHA"},
+        {"lora_bias": True},
+    ],
 )
 def test_adapter_that_is_no_plain_lora_is_refused(changes, adapter):
     (adapter / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
@@ -126,10 +166,30 @@ def test_adapter_that_is_no_plain_lora_is_refused(changes, adapter):
         read_scales(adapter)
 
 
-@pytest.mark.parametrize("layout", [Layout.ZERO3, Layout.FSDP, Layout.SAFETENSORS])
+@pytest.mark.parametrize("layout", [Layout.ZERO3, Layout.FSDP])
 def test_other_layouts_are_refused_with_what_to_do(layout, base, tmp_path):
-    with pytest.raises(SftError, match=r"zero_to_fp32|FULL_STATE_DICT|render it again"):
+    with pytest.raises(SftError, match=r"zero_to_fp32|FULL_STATE_DICT"):
         consolidate(
             EXPERIMENT, Site("s"), layout, tmp_path, base, tmp_path / "out", tmp_path / "log"
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_whole_weights_stay_where_they_are(base, tmp_path):
+    made = consolidate(
+        *(EXPERIMENT, Site("s"), Layout.SAFETENSORS, tmp_path / "run", base),
+        *(tmp_path / "out", tmp_path / "log"),
+    )
+
+    assert made == {"weights": str(tmp_path / "run"), "merged": 0, "kept": None}
+
+
+@pytest.mark.parametrize("key", llamafactory.UNMERGED)
+def test_adapter_that_could_not_be_released_is_refused_before_it_is_trained(key):
+    config = {
+        **{"environment": "e", "stage": "sft", "finetuning_type": "lora", "template": "qwen3"},
+        **{"cutoff_len": 512, "learning_rate": 1e-4, key: True},
+    }
+    [line] = llamafactory.whole_config_faults(config, "row")
+
+    assert line.startswith(f"row, {key}: leave it out; such an adapter cannot be merged")
