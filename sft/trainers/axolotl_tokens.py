@@ -31,6 +31,7 @@ from datasets import (
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
+from sft.trainers.served_tokenizer import embed_templates
 from sft.trainers.token_folder import (
     ORIGIN_FEATURES,
     TOKEN_FEATURES,
@@ -123,6 +124,7 @@ def tokenize_mix(request: Path, tokens: Path) -> None:
     cfg = read_settings(content)
     tokenizer = load_tokenizer(cfg)
     tokenizer.save_pretrained(str(tokens.parent / "tokenizer"), save_jinja_files=False)
+    embed_templates(tokens.parent / "tokenizer")
     strategy = OurLoader()(tokenizer, cfg, dataset_options())
     counts = {name: {"rows_in": rows_in[name]} for name in mix["sources"]}
     encoded = []

@@ -15,6 +15,7 @@ from llamafactory.extras.constants import FILEEXT2TYPE
 from llamafactory.hparams import get_train_args
 from llamafactory.model import load_tokenizer
 
+from sft.trainers.served_tokenizer import embed_templates
 from sft.trainers.token_folder import (
     ORIGIN_FEATURES,
     TOKEN_FEATURES,
@@ -36,6 +37,7 @@ def tokenize_mix(config: Mapping[str, Any], tokens: Path) -> None:
     module = load_tokenizer(model_args)
     template = get_template_and_fix_tokenizer(module["tokenizer"], data_args)
     module["tokenizer"].save_pretrained(str(tokens.parent / "tokenizer"))
+    embed_templates(tokens.parent / "tokenizer")
     names = data_args.dataset
     sources = {
         name: _load_source(attributes, model_args, data_args, training_args)

@@ -31,9 +31,9 @@ def embed_template(folder: Path, template: str | None) -> None:
 
 
 def embed_templates(output: Path) -> None:
-    """Embed, in a run's root and each of its checkpoints, the template that stands there alone.
+    """Embed in a tokenizer's folder, a run's root with its checkpoints, what each itself serves.
 
-    For a run that ended before its root was embedded, and for one that was trained without us.
+    Also for a run that ended before its root was embedded, and for one that was trained without us.
     """
     for folder in (output, *output.glob("checkpoint-*")):
         if (folder / JINJA).exists():
