@@ -10,6 +10,7 @@ from sft.files import hash_file, read_json
 from sft.gate.serving import Serving, load_serving, render_chat
 
 CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
+LISTED = "extra_special_tokens"
 AROUND = 40  # characters that are shown of a text before and behind its first difference
 
 _CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Łódź"}}}
@@ -103,7 +104,10 @@ def served_faults(
     from transformers import AutoTokenizer
 
     if not (folder / CONFIG).exists():
-        yield f"{folder}/{CONFIG}: missing; nobody could chat with this model"
+        yield (
+            f"{folder}/{CONFIG}: missing; nobody could chat with this model: delete the folder if "
+            "it is a checkpoint that nobody needs, else train again"
+        )
         return
     if fault := _embedding_fault(folder):
         yield fault
@@ -121,21 +125,46 @@ def served_faults(
         ):
             yield f"{folder}/tokenizer.json: cuts {text[:AROUND]!r}… into other tokens than trained"
             return
+    if tokenizer.get_vocab() != truth.tokenizer.get_vocab():
+        yield f"{folder}/tokenizer.json: {_first_token(tokenizer, truth.tokenizer)}"
+        return
     yield from _stop_faults(folder, tokenizer, truth)
 
 
 def _embedding_fault(folder: Path) -> str | None:
     """What is wrong with where the template stands."""
-    embedded = read_json(folder / CONFIG).get("chat_template")
+    config = read_json(folder / CONFIG)
+    embedded = config.get("chat_template")
     separate = folder / JINJA
     if not isinstance(embedded, str):
         return (
             f"{folder}/{CONFIG}, chat_template: found {type(embedded).__name__}, expected the "
-            f"template's text; servers that do not read {JINJA} would chat without it"
+            f"template's text; servers that do not read {JINJA} would chat without it: "
+            f"{_remedy(folder)}"
         )
     if separate.exists() and (text := separate.read_bytes().decode()) != embedded:
-        return f"{folder}/{JINJA}: not what {CONFIG} says: {_differ(text, embedded)}"
+        return (
+            f"{folder}/{JINJA}: not what {CONFIG} says: {_differ(text, embedded)}; "
+            f"{_remedy(folder)}"
+        )
+    if isinstance(config.get(LISTED), list):
+        return (
+            f"{folder}/{CONFIG}, {LISTED}: found a list, expected an object; transformers 4 "
+            f"cannot load it: {_remedy(folder)}"
+        )
     return None
+
+
+def _remedy(folder: Path) -> str:
+    """What embeds a template; a complete run is not trained again, and so not embedded again."""
+    return f"embed it: python -m sft.trainers.served_tokenizer {folder}"
+
+
+def _first_token(found: Any, expected: Any) -> str:
+    """The first token, by its text, that two vocabularies do not both have with the same id."""
+    ours, trained = found.get_vocab(), expected.get_vocab()
+    token = min(text for text in ours.keys() | trained if ours.get(text) != trained.get(text))
+    return f"token {token!r}: found id {ours.get(token)}, expected {trained.get(token)} as trained"
 
 
 def _differ(found: str | None, expected: str | None) -> str:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sft.trainers.entry import has_ended, is_complete, refuse_to_tokenize, run
+from sft.trainers.entry import has_ended, is_complete, is_first, refuse_to_tokenize, run
 from sft.trainers.served_tokenizer import embed_templates
 
 PACKAGES = (
@@ -65,7 +65,8 @@ def train(config: Path, world_size: int) -> None:
     arguments = _read_config(config)
     output = Path(arguments["output_dir"])
     if is_complete(output):
-        embed_templates(output)
+        if is_first():  # two that write the same files at once would spoil them
+            embed_templates(output)
         print(f"{output}: the run is complete; nothing to train")
         return
     refuse_to_tokenize(Path(arguments["datasets"][0]["path"]))
@@ -85,7 +86,7 @@ def train(config: Path, world_size: int) -> None:
     plugin = PluginManager.get_instance().plugins[NAME]
     plugin.world_size = world_size
     train_model(cfg=cfg, dataset_meta=plugin.load_datasets(cfg))
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first():
         plugin.finish(output)
         if not has_ended(output):
             raise RuntimeError(f"{output}: training ended before its last step")

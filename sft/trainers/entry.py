@@ -11,6 +11,7 @@ An entry is a module that runs in its trainer's environment and has these functi
 import argparse
 import importlib.metadata
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,11 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes what all share: the first that torchrun started."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def is_complete(output: Path) -> bool:

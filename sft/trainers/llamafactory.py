@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sft.trainers.entry import has_ended, is_complete, refuse_to_tokenize, run
+from sft.trainers.entry import has_ended, is_complete, is_first, refuse_to_tokenize, run
 from sft.trainers.served_tokenizer import embed_templates
 from sft.trainers.text_only import allow_text_only
 
@@ -75,7 +75,8 @@ def train(config: Path, world_size: int) -> None:
     arguments = _read_config(config)
     output = Path(arguments["output_dir"])
     if is_complete(output):
-        embed_templates(output)
+        if is_first():  # two that write the same files at once would spoil them
+            embed_templates(output)
         print(f"{output}: the run is complete; nothing to train")
         return
     refuse_to_tokenize(Path(arguments["tokenized_path"]))
@@ -95,7 +96,7 @@ def train(config: Path, world_size: int) -> None:
 
     keeper = Keeper(saves_by_time=_saves_by_time(arguments))
     run_exp(arguments, callbacks=[AssertWorldSize(world_size), EmbedTemplate(), keeper])
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first():
         if not has_ended(output):
             raise RuntimeError(f"{output}: training ended before its last step")
         embed_templates(output)

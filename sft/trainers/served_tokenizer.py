@@ -2,10 +2,13 @@
 
 transformers 5 writes the chat template to chat_template.jinja alone. Servers that read only
 tokenizer_config.json then chat without it, and where both are, the jinja file wins.
+
+    python -m sft.trainers.served_tokenizer FOLDER      embeds it in a run that ended without
 """
 
 import json
 import os
+import sys
 from pathlib import Path
 
 CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
@@ -51,3 +54,7 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}")
     partial.write_bytes(data)
     os.replace(partial, path)
+
+
+if __name__ == "__main__":
+    embed_templates(Path(sys.argv[1]))

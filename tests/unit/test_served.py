@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,31 @@ def test_config_counts_where_there_is_no_generation_config(truth, saved):
     (saved / "config.json").write_text(json.dumps({"eos_token_id": 0}))
 
     assert "config.json, eos_token_id: found 0, expected" in refusal(truth, saved)
+
+
+def test_older_run_is_told_what_to_do(truth, saved):
+    config = read_json(saved / "tokenizer_config.json")
+    del config["chat_template"]
+    (saved / "tokenizer_config.json").write_text(json.dumps(config))
+    (saved / "chat_template.jinja").write_text(EXACT)
+
+    command = refusal(truth, saved).partition("embed it: python ")[2].split()
+    subprocess.run([sys.executable, *command], check=True)
+    check_served(truth, [saved])
+
+
+def test_list_of_extra_tokens_is_refused(truth, saved):
+    embed(saved, extra_special_tokens=["<|im_start|>"])
+
+    assert "extra_special_tokens: found a list, expected an object" in refusal(truth, saved)
+
+
+def test_renamed_token_that_no_text_holds_is_refused(truth, saved):
+    path = saved / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "<|other|>"))
+
+    found = refusal(truth, saved)
+    assert "tokenizer.json: token '<|endoftext|>': found id None, expected" in found
 
 
 def test_folder_without_a_tokenizer_is_refused(truth, tmp_path):
