@@ -143,9 +143,11 @@ def tokenize_mix(request: Path, tokens: Path) -> None:
 
 def read_settings(content: Mapping[str, Any]) -> DictDefault:
     """axolotl's own reading of a config that says what decides tokens."""
-    with TemporaryDirectory() as folder:  # it opens a log there
+    with TemporaryDirectory() as folder:  # it opens a log there, and of a mapping leaves a file
         needed = {"datasets": [{"path": "unused", "type": "chat_template"}], "output_dir": folder}
-        return load_cfg(DictDefault(UNUSED | dict(content) | needed))
+        path = Path(folder) / "settings.yaml"
+        path.write_text(yaml.safe_dump(UNUSED | dict(content) | needed), encoding="utf-8")
+        return load_cfg(str(path))
 
 
 def dataset_options() -> dict[str, Any]:
