@@ -1,0 +1,264 @@
+"""Scattered tensors, written as safetensors: read once, in memory that does not grow with them.
+
+Threads read and convert; one hand takes their work in order, writes it, and hashes it on the way,
+so that nobody has to read the files again. The bytes that were read are held against the CRC-32 of
+their archives: a file that a crash left full of zeros is found.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import split_state_dict_into_shards_factory
+
+from sft.consolidation.archive import ITEM_BYTES, Storage
+from sft.consolidation.numbers import convert, not_finite
+from sft.consolidation.scattered import Piece, Scattered
+from sft.errors import SftError
+from sft.weights import INDEX
+
+CHUNK_ELEMENTS = 2 << 20
+AHEAD = 3  # chunks that wait for their turn, for each thread
+PATTERN = "model{suffix}.safetensors"
+MAX_SHARD = "5GB"
+
+
+class Shard(NamedTuple):
+    """A file to be: its name, the bytes before its tensors, and their names in order."""
+
+    name: str
+    header: bytes
+    tensors: tuple[str, ...]
+
+
+class Layout(NamedTuple):
+    """The files of a model, and their index where there are several."""
+
+    shards: tuple[Shard, ...]
+    index: dict[str, Any] | None
+
+
+def lay_out(tensors: Mapping[str, Scattered], max_shard: str = MAX_SHARD) -> Layout:
+    """Which file holds which tensor, by the hub's own rule; nothing is written.
+
+    `tensors` stay in their order, in which they lie in the shards that they are read from, but that
+    wider dtypes come first, so that each tensor is aligned.
+    """
+    names = sorted(tensors, key=lambda name: -ITEM_BYTES[tensors[name].dtype])
+    split = split_state_dict_into_shards_factory(
+        {name: tensors[name] for name in names},
+        get_storage_size=lambda tensor: tensor.size,
+        get_storage_id=lambda tensor: None,
+        filename_pattern=PATTERN,
+        max_shard_size=max_shard,
+    )
+    shards = tuple(
+        Shard(name, _header(tensors, held), tuple(held))
+        for name, held in split.filename_to_tensors.items()
+    )
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+    return Layout(shards, index if split.is_sharded else None)
+
+
+def _header(tensors: Mapping[str, Scattered], names: Iterable[str]) -> bytes:
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].size
+        described[name] = {
+            "dtype": tensors[name].dtype,
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@dataclass
+class Checksums:
+    """CRC-32 of storages, as far as they have been read from their begin, without a gap.
+
+    `seen` maps a storage (its path and first byte, as text) to [bytes, CRC-32 so far].
+    """
+
+    seen: dict[str, list[int]]
+
+    def add(self, storage: Storage, start: int, data: memoryview) -> None:
+        """Count bytes that were read from byte `start` of the storage's file on.
+
+        Padding between them is read here. Raises SftError where all bytes of a storage have been
+        seen and are not those that were saved.
+        """
+        own = self.seen.setdefault(f"{storage.path}:{storage.start}", [0, 0])
+        place = start - storage.start
+        if place > own[0]:
+            self._count(
+                own, storage, _read_at(storage.path, storage.start + own[0], place - own[0])
+            )
+        if place == own[0]:
+            self._count(own, storage, data)
+
+    def finish(self, storages: Iterable[Storage]) -> None:
+        """Read what no tensor needs of each storage, its padding, and judge it."""
+        for storage in storages:
+            own = self.seen.setdefault(f"{storage.path}:{storage.start}", [0, 0])
+            while left := storage.size - own[0]:
+                block = min(left, CHUNK_ELEMENTS)
+                self._count(own, storage, _read_at(storage.path, storage.start + own[0], block))
+
+    @staticmethod
+    def _count(own: list[int], storage: Storage, data: bytes | memoryview) -> None:
+        own[1] = zlib.crc32(data, own[1])
+        own[0] += len(data)
+        if own[0] == storage.size and own[1] != storage.crc:
+            raise SftError(
+                f"{storage.path}: damaged: its numbers are not those that were saved (CRC-32 "
+                f"{own[1]:08x}, expected {storage.crc:08x})"
+            )
+
+
+def write_shard(
+    path: Path,
+    shard: Shard,
+    tensors: Mapping[str, Scattered],
+    checksums: Checksums,
+    threads: int,
+    count: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Write one file and return its entry of a manifest: {"path", "size", "sha256"}.
+
+    `count` is told the bytes that were written. Raises SftError where a source is cut short or
+    damaged, or holds numbers that are not finite. The file is on the disk when this returns.
+    """
+    digest = hashlib.sha256(shard.header)
+    chosen = {name: tensors[name] for name in shard.tensors}
+    with open(path, "wb") as output, _opened(chosen.values()) as files:
+        output.write(shard.header)
+        for chunk in _in_order(_chunks(chosen), threads, files):
+            for storage, start, data in chunk.read:
+                checksums.add(storage, start, data)
+            output.write(chunk.data)
+            digest.update(chunk.data)
+            count(len(chunk.data))
+        output.flush()
+        os.fsync(output.fileno())
+        size = output.tell()
+    return {"path": shard.name, "size": size, "sha256": digest.hexdigest()}
+
+
+def write_index(folder: Path, layout: Layout) -> None:
+    """Write the index of several files; a model of one file has none."""
+    if layout.index:
+        text = json.dumps(layout.index, indent=2, sort_keys=True, ensure_ascii=False)
+        (folder / INDEX).write_text(f"{text}\n", encoding="utf-8")
+
+
+class _Task(NamedTuple):
+    """Pieces, of one tensor or of several, that are read and converted at once."""
+
+    pieces: tuple[tuple[str, Piece, str], ...]  # tensor, piece, dtype as written
+
+
+class _Chunk(NamedTuple):
+    """What was read, by where it was read from, and what is to be written."""
+
+    read: list[tuple[Storage, int, memoryview]]
+    data: memoryview
+
+
+def _chunks(tensors: Mapping[str, Scattered]) -> Iterator[_Task]:
+    """The work in the order of the file, in parts of about CHUNK_ELEMENTS."""
+    waiting: list[tuple[str, Piece, str]] = []
+    room = CHUNK_ELEMENTS
+    for name, tensor in tensors.items():
+        for piece in tensor.pieces:
+            done = 0
+            while done < piece.count:
+                used = min(room, piece.count - done)
+                start = piece.start + done * ITEM_BYTES[piece.dtype]
+                part = piece._replace(start=start, count=used)
+                waiting.append((name, part, tensor.dtype))
+                done += used
+                room -= used
+                if not room:
+                    yield _Task(tuple(waiting))
+                    waiting, room = [], CHUNK_ELEMENTS
+    if waiting:
+        yield _Task(tuple(waiting))
+
+
+def _in_order(tasks: Iterable[_Task], threads: int, files: Mapping[Path, int]) -> Iterator[_Chunk]:
+    """The chunks of all tasks, in order, while threads work ahead."""
+    pending: deque[Future[_Chunk]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for task in tasks:
+                pending.append(pool.submit(_make_chunk, task, files))
+                if len(pending) >= threads * AHEAD:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _make_chunk(task: _Task, files: Mapping[Path, int]) -> _Chunk:
+    output = bytearray(sum(piece.count * ITEM_BYTES[dtype] for _, piece, dtype in task.pieces))
+    room = memoryview(output)
+    read = []
+    for name, piece, dtype in task.pieces:
+        data = _fill(files[piece.storage.path], piece)
+        read.append((piece.storage, piece.start, memoryview(data)))
+        size = piece.count * ITEM_BYTES[dtype]
+        if fault := not_finite(data, piece.dtype):
+            raise SftError(f"{piece.storage.path}: {name} holds {fault}: the training went astray")
+        made, room = room[:size], room[size:]
+        convert(data, piece.dtype, dtype, made)
+        if dtype != piece.dtype and not_finite(made, dtype):
+            raise SftError(f"{piece.storage.path}: {name} holds numbers too large for {dtype}")
+    return _Chunk(read, memoryview(output))
+
+
+def _fill(file: int, piece: Piece) -> bytearray:
+    """The bytes of a piece; afterwards the system need not keep them."""
+    data = bytearray(piece.count * ITEM_BYTES[piece.dtype])
+    room, place = memoryview(data), piece.start
+    while room:
+        got = os.preadv(file, [room], place)
+        if not got:
+            raise SftError(f"{piece.storage.path}: truncated at {place} bytes")
+        room, place = room[got:], place + got
+    return data
+
+
+@contextmanager
+def _opened(tensors: Iterable[Scattered]) -> Iterator[dict[Path, int]]:
+    """The files of all pieces, open for reading, by path."""
+    paths = {piece.storage.path for tensor in tensors for piece in tensor.pieces}
+    with ExitStack() as stack:
+        files = {}
+        for path in sorted(paths):
+            files[path] = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, files[path])
+            with suppress(OSError):
+                os.posix_fadvise(files[path], 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        yield files
+
+
+def _read_at(path: Path, start: int, count: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read(count)
+    if len(data) < count:
+        raise SftError(f"{path}: truncated at {start + len(data)} bytes")
+    return data
