@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from sft.errors import SftError, first_few
@@ -18,7 +19,7 @@ from sft.shards import (
     Shards,
     check_archive,
     find_fsdp,
-    find_zero3,
+    find_zero,
     read_shards,
 )
 from sft.weights import EMBEDDINGS, Tensor, read_tensors, read_weights_index
@@ -32,7 +33,12 @@ class Layout(StrEnum):
     SAFETENSORS = "safetensors"
     LORA = "lora"
     ZERO3 = "zero3"
+    ZERO2 = "zero2"
     FSDP = "fsdp"
+
+
+# `ZERO2` stands for stage 1, too: both shard the optimizer alone.
+DEEPSPEED = (Layout.ZERO3, Layout.ZERO2)
 
 
 def detect_layout(folder: Path) -> tuple[Layout, str]:
@@ -85,7 +91,7 @@ def is_complete_run(folder: Path) -> bool:
             return False
         place = weights_folder(folder)
         layout, _ = detect_layout(place)
-        return layout is not Layout.ZERO3 or read_shards(place).tag == f"global_step{step}"
+        return layout not in DEEPSPEED or read_shards(place).tag == f"global_step{step}"
     except SftError:
         return False
 
@@ -232,6 +238,7 @@ def _find_adapter(folder: Path) -> str | None:
 FINDERS = {
     Layout.SAFETENSORS: _find_safetensors,
     Layout.LORA: _find_adapter,
-    Layout.ZERO3: find_zero3,
+    Layout.ZERO3: partial(find_zero, is_zero3=True),
+    Layout.ZERO2: partial(find_zero, is_zero3=False),
     Layout.FSDP: find_fsdp,
 }

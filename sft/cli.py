@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from sft.alone import DTYPES, consolidate_alone
 from sft.catalog import Catalog, decisions_name, read_catalog, tokens_name
 from sft.config import read_config, registry_file, results_folder, site_names
 from sft.doctor import Printer, has_fault, run_doctor
@@ -29,6 +30,7 @@ from sft.site import Site
 from sft.slurm import SlurmAway, read_queue
 from sft.status import Queue
 from sft.status_text import Screen, screen_of, status_text, watch
+from sft.step import terminal_log
 
 
 def main() -> None:
@@ -62,6 +64,15 @@ def main() -> None:
     _add_site(doctor)
     doctor.add_argument("--network", action="store_true", help="try to reach the hub, too")
     doctor.set_defaults(run=examine_site)
+    consolidate = commands.add_parser(
+        "consolidate", help="safetensors of the shards in a checkpoint, from anywhere"
+    )
+    consolidate.add_argument("checkpoint", type=Path, help="a folder with shards")
+    consolidate.add_argument("output", type=Path, help="the folder to make")
+    consolidate.add_argument("--dtype", choices=DTYPES, help="of all weights; else the trainer's")
+    consolidate.add_argument("--base", type=Path, help="a model with its config and tokenizer")
+    consolidate.add_argument("--threads", type=int, default=2)
+    consolidate.set_defaults(run=consolidate_checkpoint)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -174,6 +185,18 @@ def examine_site(arguments: argparse.Namespace) -> None:
     checks = run_doctor(arguments.profile, arguments.configfile, Printer(), arguments.network)
     print(sum_up_checks(checks))
     sys.exit(has_fault(checks))
+
+
+def consolidate_checkpoint(arguments: argparse.Namespace) -> None:
+    """Make whole weights of a checkpoint's shards, and say how far it is."""
+    with terminal_log():
+        consolidate_alone(
+            arguments.checkpoint,
+            arguments.output,
+            arguments.dtype,
+            arguments.base,
+            arguments.threads,
+        )
 
 
 def _profile_file(profile: Path) -> Path:

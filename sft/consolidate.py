@@ -1,21 +1,27 @@
-"""Whole weights of what a trainer left in parts: today an adapter, merged into its base."""
+"""Whole weights of what a trainer left in parts: an adapter, or the shards of many ranks."""
 
+import json
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sft.adapter import kept_share, merge_faults, read_scales
 from sft.checkpoint import Layout
-from sft.environment import run_in_environment
-from sft.errors import SftError, raise_faults
+from sft.consolidation.gather import gather, plan_weights
+from sft.environment import ask_environment, run_in_environment
+from sft.errors import raise_faults
 from sft.experiment import Experiment
 from sft.files import new_folder
 from sft.site import Site
 from sft.step import log
 
-NOT_YET = {
-    Layout.ZERO3: "train with a `deepspeed` that gathers weights at its saves (ds_z3.json), or "
-    "consolidate them with DeepSpeed's zero_to_fp32.py",
-    Layout.FSDP: "say `final_state_dict_type: FULL_STATE_DICT` under `fsdp_config`",
+LOADING = {
+    "missing": "the model's config asks for them and no file holds them",
+    "unexpected": "no part of the model that config.json describes",
+    "mismatched": "of another shape than config.json says",
+    "renamed": "transformers has them under these names in memory alone: load the folder with it "
+    "where there is memory for the whole model, and save_pretrained it",
 }
 
 
@@ -27,20 +33,36 @@ def consolidate(
     base: Path,
     folder: Path,
     output: Path,
+    threads: int,
 ) -> dict[str, Any]:
-    """Merge the adapter in `weights` into the model `base`, as the folder `folder`.
+    """Make whole weights of what lies in `weights`, as the folder `folder`; say what was made.
 
-    It appears whole, or not at all, after a sample of each merged matrix was found to be the base's
-    plus the adapter's product, and all other tensors to be the base's. Weights that are whole stay
-    where they are: some trainers merge shards themselves. `output` takes the merging's own lines.
-    Returns {"weights", "merged", "kept"}: how many matrices were merged, and the share of what the
-    adapter adds that is left after rounding. Raises SftError where the layout or the adapter is of
-    a kind that cannot be merged here.
+    It appears whole, or not at all. An adapter is merged into the model `base`: a sample of each
+    merged matrix must be the base's plus the adapter's product, and all other tensors the base's.
+    Shards are put together: a sample of each tensor must be the shards', and transformers must find
+    all that config.json asks for. Weights that are whole stay where they are: some trainers merge
+    shards themselves. `output` takes the merging's own lines.
+
+    Returns {"weights", "merged", "kept", "files"}: how many matrices were merged, the share of what
+    the adapter adds that is left after rounding, and the manifest entries of files that were hashed
+    while they were written. Raises SftError where the layout or the adapter is of a kind that
+    cannot be put together here, or where something is missing or damaged.
     """
     if layout is Layout.SAFETENSORS:
-        return {"weights": str(weights), "merged": 0, "kept": None}
-    if layout in NOT_YET:
-        raise SftError(f"{weights}: {layout.value} shards are not released yet; {NOT_YET[layout]}")
+        return {"weights": str(weights), "merged": 0, "kept": None, "files": []}
+    made: dict[str, Any] = {"weights": str(folder), "merged": 0, "kept": None, "files": []}
+    if layout is Layout.LORA:
+        return made | _merge(experiment, site, weights, base, folder, output)
+
+    def prove(partial: Path) -> None:
+        raise_faults(loading_faults(site, experiment.environment, partial))
+
+    return made | {"files": gather(plan_weights(weights, base, None), folder, prove, threads)}
+
+
+def _merge(
+    experiment: Experiment, site: Site, weights: Path, base: Path, folder: Path, output: Path
+) -> dict[str, Any]:
     scales = read_scales(weights)
     with new_folder(folder) as partial:
         command = ["python", "-m", "sft.trainers.merge", str(base), str(weights), str(partial)]
@@ -52,4 +74,17 @@ def consolidate(
         len(scales),
         100 * (kept or 0),
     )
-    return {"weights": str(folder), "merged": len(scales), "kept": kept}
+    return {"merged": len(scales), "kept": kept}
+
+
+def loading_faults(site: Site, environment: str, folder: Path) -> Iterator[str]:
+    """A line for each kind of tensor that transformers does not find as config.json says."""
+    command = f"python -m sft.trainers.loading {shlex.quote(str(folder))}"
+    return listed_faults(ask_environment(site, environment, command), folder)
+
+
+def listed_faults(said: str, folder: Path) -> Iterator[str]:
+    """What `sft.trainers.loading` said of a folder, in sentences."""
+    for kind, names in json.loads(said).items():
+        if names:
+            yield f"{folder.name}: {kind} tensors {', '.join(names)}: {LOADING[kind]}"

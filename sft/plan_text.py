@@ -23,8 +23,8 @@ SHOWN_ROWS = 40
 UNKNOWN = "?"
 LAYOUTS = {
     "safetensors": "safetensors in the root: no consolidation",
-    "zero3": "ZeRO-3 shards, since weights are not gathered at a save: not released yet",
-    "fsdp": "what its FSDP state dict says: shards are not released yet",
+    "zero3": "ZeRO-3 shards, which are put together after training",
+    "fsdp": "what its FSDP state dict says; shards are put together after training",
     "lora": "an adapter: it is merged before a release",
 }
 

@@ -90,11 +90,12 @@ def _pickled_number(pickled: bytes, key: str) -> int | None:
     return None
 
 
-def find_zero3(folder: Path) -> str | None:
+def find_zero(folder: Path, is_zero3: bool) -> str | None:
     shards = read_shards(folder)
-    if not shards or not shards.is_zero3:
+    if not shards or shards.is_zero3 is not is_zero3:
         return None
-    return f"ZeRO-3 shards of {shards.world_size} ranks in {shards.tag}"
+    stage = "ZeRO-3" if is_zero3 else "ZeRO-1 or ZeRO-2"
+    return f"{stage} shards of {shards.world_size} ranks in {shards.tag}"
 
 
 def find_fsdp(folder: Path, names: tuple[str, str] = FSDP_MODEL) -> str | None:

@@ -66,6 +66,18 @@ def step_log(path: str, title: str) -> Iterator[None]:
             handler.close()
 
 
+@contextmanager
+def terminal_log() -> Iterator[None]:
+    """Print what is logged inside, for a command that a person started."""
+    handler = logging.StreamHandler(sys.stderr)
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
 def _end_with(driver: ProcessId) -> None:
     """Wait for the end of a driver, then end this process and what it runs (not a training)."""
     while driver.runs():
@@ -81,8 +93,13 @@ class Progress:
 
     def __init__(self, what: str, total: float, unit: str, every_s: float = 10.0) -> None:
         self.what, self.total, self.unit, self.every_s = what, total, unit, every_s
-        self.done = 0.0
+        self.done = self._skipped = 0.0
         self._start_s = self._said_s = time.monotonic()
+
+    def skip(self, amount: float) -> None:
+        """Count `amount` as done before: it says nothing about the speed."""
+        self.done += amount
+        self._skipped += amount
 
     def add(self, amount: float) -> None:
         """Count `amount` (in `unit`) as done, and say so when it is time."""
@@ -90,7 +107,7 @@ class Progress:
         now_s = time.monotonic()
         if now_s - self._said_s >= self.every_s:
             self._said_s = now_s
-            rate = self.done / (now_s - self._start_s)
+            rate = (self.done - self._skipped) / (now_s - self._start_s)
             left_s = (self.total - self.done) / rate if rate else float("inf")
             log.info(
                 "%s: %.1f of %.1f %s, %.1f %s/s, %.0f s left",

@@ -152,7 +152,7 @@ def test_served_template_is_the_template_file(demo, name):
 
 
 def test_release_answers_as_what_was_trained_and_ends_its_turn(demo):
-    """What it knows of Paris after sixteen steps differs from CPU to CPU; how it answers does not."""
+    """What it still knows of Paris differs from CPU to CPU; how it answers does not."""
     trained = read_receipt(run_folder(demo, NAMES[0]) / "trained.json")["checkpoints"]
 
     answer = ask(run_folder(demo, NAMES[0]) / "release")

@@ -208,13 +208,15 @@ def test_empty_root_weights_without_shards_are_broken(tmp_path):
         detect_layout(tmp_path)
 
 
-def test_stage_2_shards_are_no_weights(tmp_path):
+def test_layout_is_zero2_when_only_the_optimizer_is_sharded(tmp_path):
     shards = write_shards(tmp_path, 10)
     for path in shards.glob("zero_*_model_states.pt"):
         path.unlink()
     write_torch(shards / "mp_rank_00_model_states.pt", {"dp_world_size": 2})
-    with pytest.raises(SftError, match="no weights"):
-        detect_layout(tmp_path)
+    assert detect_layout(tmp_path) == (
+        Layout.ZERO2,
+        "ZeRO-1 or ZeRO-2 shards of 2 ranks in global_step10",
+    )
 
 
 # --- shards --------------------------------------------------------------------------------------

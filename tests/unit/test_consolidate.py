@@ -166,22 +166,13 @@ def test_adapter_that_is_no_plain_lora_is_refused(changes, adapter):
         read_scales(adapter)
 
 
-@pytest.mark.parametrize("layout", [Layout.ZERO3, Layout.FSDP])
-def test_other_layouts_are_refused_with_what_to_do(layout, base, tmp_path):
-    with pytest.raises(SftError, match=r"zero_to_fp32|FULL_STATE_DICT"):
-        consolidate(
-            EXPERIMENT, Site("s"), layout, tmp_path, base, tmp_path / "out", tmp_path / "log"
-        )
-    assert not (tmp_path / "out").exists()
-
-
 def test_whole_weights_stay_where_they_are(base, tmp_path):
     made = consolidate(
         *(EXPERIMENT, Site("s"), Layout.SAFETENSORS, tmp_path / "run", base),
-        *(tmp_path / "out", tmp_path / "log"),
+        *(tmp_path / "out", tmp_path / "log", 1),
     )
 
-    assert made == {"weights": str(tmp_path / "run"), "merged": 0, "kept": None}
+    assert made == {"weights": str(tmp_path / "run"), "merged": 0, "kept": None, "files": []}
 
 
 @pytest.mark.parametrize("key", llamafactory.UNMERGED)

@@ -34,6 +34,7 @@ LAYERS = (
     ("plan_text",),
     # Stages, and what they are made of.
     ("checkpoint", "sources", "card", "hub", "local", "registry", "served", "adapter"),
+    ("consolidation",),
     ("fetch", "release", "registration", "settle", "conversations", "consolidate"),
     ("attempt",),
     ("links",),
@@ -41,7 +42,7 @@ LAYERS = (
     ("tokens", "render", "provenance", "delphi"),
     ("gate.gate",),
     # What people call.
-    ("results", "status_text", "doctor"),
+    ("results", "status_text", "doctor", "alone"),
     ("cli",),
     ("__main__",),
 )
@@ -57,6 +58,7 @@ PACKAGES = {
     "plot": {"matplotlib"},
     "card": {"huggingface_hub"},
     "adapter": {"numpy"},
+    "consolidation": {"huggingface_hub", "numpy"},
     "conversations": {"pyarrow"},
     "fetch": {"huggingface_hub", "httpx2", "tqdm"},
     "sources": {"pyarrow"},
@@ -98,6 +100,7 @@ TRAINERS = {
     "merge": {"peft", "transformers"},
     "entry": set(),
     "keeper": {"torch", "transformers"},
+    "loading": {"safetensors", "torch", "transformers"},
     "text_only": set(),
 }
 

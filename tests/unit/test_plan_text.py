@@ -200,7 +200,7 @@ def test_page_before_anything_is_fetched_says_what_is_missing(tmp_path):
 def test_page_foretells_consolidation(tmp_path):
     text = page(tmp_path, changed(deepspeed="ds_z3_nogather.json"))
 
-    assert "ZeRO-3 shards, since weights are not gathered at a save: not released yet" in text
+    assert "ZeRO-3 shards, which are put together after training" in text
 
 
 def test_page_lists_what_row_and_workflow_change_in_the_base_config(tmp_path):

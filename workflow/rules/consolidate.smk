@@ -3,12 +3,12 @@ Make whole weights of what a run left in parts, where its config says that it wi
 
 IN   <results>/runs/{experiment}/layout.json
 OUT  <results>/runs/{experiment}/consolidated/       weights, config and tokenizer
-     <results>/runs/{experiment}/consolidated.json   where they are, how many matrices were merged
+     <results>/runs/{experiment}/consolidated.json   where they are, what was merged, hashes of what was written
 """
 
 
 rule consolidate:
-    """Merge an adapter into its base, and prove the sum."""
+    """Merge an adapter into its base, or put shards together; prove the result."""
     input:
         layout="<results>/runs/{experiment}/layout.json",
         model=lambda wildcards: model_receipt_of(experiment_of(wildcards)),
@@ -18,6 +18,7 @@ rule consolidate:
         "<results>/runs/{experiment}/logs/consolidate.log",
     benchmark:
         "<results>/runs/{experiment}/consolidate.benchmark.tsv"
+    threads: 2
     params:
         site=SITE,
         experiment=experiment_of,
