@@ -1,33 +1,49 @@
 """A small Hugging Face hub on this host, for the real client.
 
 It serves what HfApi.model_info, dataset_info, list_repo_tree, list_repo_refs and snapshot_download
-ask for. The client reads its settings when it is imported: run it in a process of its own, with
+ask for, and in tests/hub_writing.py what create_repo and create_commit do. The client reads its
+settings when it is imported: run it in a process of its own, with
 `HF_ENDPOINT=<hub.url> HF_HUB_DISABLE_XET=1 HF_HOME=<a fresh folder>` in its environment.
+
+    python -m tests.hub ROOT PORT [BYTES_PER_S]     serves until it is killed
 """
 
 import hashlib
+import io
 import json
 import re
 import shutil
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests import hub_writing
+from tests.hub_base import Refused, describe, is_large
+
 BLOCK_BYTES = 1 << 16
-LFS_BYTES = 1 << 20
-LFS_ENDINGS = (".safetensors", ".parquet", ".arrow", ".bin", ".gguf")
+USER = "tester"
 
 
-class Refused(Exception):
-    """An answer other than success: HTTP status, the hub's word for it, and a sentence."""
+@dataclass
+class Fault:
+    """What goes wrong with the next `times` requests whose "METHOD path" matches `pattern`.
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
+    They get `refused`; without one their answer is `cut` in the middle. With `late` the request is
+    done first, so that only its answer is lost. `headers` stand beside the refusal.
+    """
+
+    pattern: str
+    refused: Refused | None = None
+    times: int = 1
+    headers: dict[str, str] = field(default_factory=dict)
+    late: bool = False
+    cut: bool = False
 
 
 class Hub:
@@ -37,22 +53,27 @@ class Hub:
             commit = hub.commit("org/model", folder)
 
     `requests` lists what was asked ("GET /api/models/org/model"), `refusals` maps a repository to
-    the Refused that each request for it gets. `bytes_per_s` slows the sending of files down; while
-    `stall_at` is set, no file is sent further than to that byte. Repositories lie on disk: a new
-    Hub on the same root goes on where the last one ended.
+    the Refused that each request for it gets, `faults` are what else goes wrong, in turn.
+    `bytes_per_s` slows files down, sent and received; while `stall_at` is set, no file is sent
+    further than to that byte, and none received. `received` counts bytes of large files.
+    Repositories lie on disk: a new Hub on the same root goes on where the last one ended.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, port: int = 0) -> None:
         self.root = Path(root)
+        self.port = port
         self.requests: list[str] = []
         self.refusals: dict[str, Refused] = {}
+        self.faults: list[Fault] = []
         self.bytes_per_s: float | None = None
         self.stall_at: int | None = None
+        self.received = 0
         self.lock = threading.RLock()
-        (self.root / "blobs").mkdir(parents=True, exist_ok=True)
+        for name in ("blobs", "parts"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> "Hub":
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), _Handler)
         self._server.daemon_threads = True
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
@@ -76,15 +97,48 @@ class Hub:
         paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
         files = {path.relative_to(folder).as_posix(): self._keep(path) for path in paths}
         with self.lock:
-            state = self._read(kind, repository) or {"commits": {}, "branches": {}, "tags": {}}
+            if self._read(kind, repository) is None:
+                self.create(kind, repository, private=False)
+            return self.add_commit(kind, repository, files, "by hand", branch)
+
+    def create(self, kind: str, repository: str, private: bool) -> None:
+        """Make a repository without commits."""
+        state = {"private": private, "commits": {}, "branches": {}, "tags": {}}
+        self._write(kind, repository, state)
+
+    def add_commit(
+        self, kind: str, repository: str, files: dict[str, dict], title: str, branch: str = "main"
+    ) -> str:
+        """Make `files` the content of a branch; returns the commit."""
+        with self.lock:
+            state = self.repository(kind, repository)
             parent = state["branches"].get(branch)
             identity = json.dumps([parent, files, len(state["commits"])])
             commit = hashlib.sha1(identity.encode()).hexdigest()
             date = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
-            state["commits"][commit] = {"parent": parent, "files": files, "date": date}
+            made = {"parent": parent, "files": files, "title": title, "date": date}
+            state["commits"][commit] = made
             state["branches"][branch] = commit
             self._write(kind, repository, state)
         return commit
+
+    def titles(self, repository: str) -> list[str]:
+        """The titles of main's commits, the newest first."""
+        state, found = self.repository("model", repository), []
+        commit = state["branches"]["main"]
+        while commit:
+            found.append(state["commits"][commit]["title"])
+            commit = state["commits"][commit]["parent"]
+        return found
+
+    def next_fault(self, request: str) -> Fault | None:
+        """The fault that this request meets, if any; used up by being met."""
+        with self.lock:
+            for fault in self.faults:
+                if fault.times and re.fullmatch(fault.pattern, request):
+                    fault.times -= 1
+                    return fault
+        return None
 
     def tag(self, repository: str, name: str, commit: str, kind: str = "model") -> None:
         """Name a commit for good."""
@@ -116,11 +170,8 @@ class Hub:
     def _keep(self, path: Path) -> dict[str, Any]:
         """Store a file's content; returns how a commit remembers it."""
         content = path.read_bytes()
-        sha256 = hashlib.sha256(content).hexdigest()
-        shutil.copyfile(path, self.blob(sha256))
-        oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-        lfs = path.name.endswith(LFS_ENDINGS) or len(content) > LFS_BYTES
-        return {"size": len(content), "oid": oid, "sha256": sha256, "lfs": lfs}
+        shutil.copyfile(path, self.blob(hashlib.sha256(content).hexdigest()))
+        return describe(content, is_large(path.name, len(content)))
 
     def _path(self, kind: str, name: str) -> Path:
         return self.root / f"{kind}s" / f"{name}.json"
@@ -150,21 +201,48 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self) -> None:
         url = urlsplit(self.path)
         self.query = parse_qs(url.query)
-        self.hub.requests.append(f"{self.command} {url.path}")
+        request = f"{self.command} {url.path}"
+        self.hub.requests.append(request)
+        fault = self.hub.next_fault(request)
+        self.cut = bool(fault and fault.cut)
+        self.left = int(self.headers.get("Content-Length") or 0)
         try:
+            if fault and fault.refused and not fault.late:
+                raise fault.refused
+            if fault and fault.late:
+                self.close_connection = True
+                self.wfile = io.BytesIO()  # the answer is lost
             for pattern, answer in ROUTES:
-                if match := re.fullmatch(f"(?:GET|HEAD) {pattern}", f"{self.command} {url.path}"):
+                if match := re.fullmatch(pattern, request):
                     groups = match.groupdict()
                     answer(self, **{key: text and unquote(text) for key, text in groups.items()})
                     return
-            raise Refused(404, "", f"no such endpoint: {self.command} {url.path}")
+            raise Refused(404, "", f"no such endpoint: {request}")
         except Refused as refused:
+            for _ in self.blocks():
+                pass  # a client that is refused while it sends does not read the refusal
             headers = {"X-Error-Code": refused.code, "X-Error-Message": refused.message}
-            self.answer({"error": refused.message}, refused.status, headers)
+            self.answer(
+                {"error": refused.message} | refused.more,
+                refused.status,
+                headers | (fault.headers if fault else {}),
+            )
         except ConnectionError:
             self.close_connection = True  # the client has gone
 
-    do_GET = do_HEAD = _route
+    do_GET = do_HEAD = do_POST = do_PUT = _route
+
+    def blocks(self) -> Iterator[bytes]:
+        """What is left of the request's body."""
+        while self.left:
+            block = self.rfile.read(min(self.left, BLOCK_BYTES))
+            if not block:
+                raise ConnectionError("the body ended early")
+            self.left -= len(block)
+            yield block
+
+    def body(self) -> bytes:
+        return b"".join(self.blocks())
 
     def answer(
         self, content: Any, status: int = 200, headers: dict[str, str] | None = None
@@ -178,21 +256,36 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, text)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) // 2] if self.cut else body)
+        if self.cut:
+            self.close_connection = True
+
+    def user(self) -> str:
+        """Whose token was sent; the part of a token after `hf_` is not looked at."""
+        if not self.headers.get("Authorization", "").startswith("Bearer hf_"):
+            raise Refused(401, "", "Invalid username or password.")
+        return USER
+
+    def repository(self, kind: str, name: str) -> dict[str, Any]:
+        """The state of a repository that the client may see."""
+        state = self.hub.repository(kind, name)
+        if state["private"] and "Authorization" not in self.headers:
+            raise Refused(401, "RepoNotFound", "Repository not found")
+        return state
 
     def show_info(self, kind: str, name: str, revision: str | None) -> None:
-        state = self.hub.repository(kind, name)
+        state = self.repository(kind, name)
         commit, files = self.hub.resolve(state, revision or "main")
         siblings = [{"rfilename": path, "size": file["size"]} for path, file in files.items()]
         date = state["commits"][commit]["date"]
         self.answer(
             {"_id": "0" * 24, "id": name, "sha": commit, "siblings": siblings}
-            | {"private": False, "disabled": False, "gated": False, "tags": []}
+            | {"private": state["private"], "disabled": False, "gated": False, "tags": []}
             | {"downloads": 0, "likes": 0, "lastModified": date, "createdAt": date}
         )
 
     def show_tree(self, kind: str, name: str, revision: str, folder: str | None) -> None:
-        _, files = self.hub.resolve(self.hub.repository(kind, name), revision)
+        _, files = self.hub.resolve(self.repository(kind, name), revision)
         start = f"{folder}/" if folder else ""
         recursive = self.query.get("recursive", ["false"])[0].lower() in ("1", "true")
         entries: dict[str, dict] = {}
@@ -207,8 +300,14 @@ class _Handler(BaseHTTPRequestHandler):
                 entries[path] = _describe_file(path, file)
         self.answer(list(entries.values()))
 
+    def show_paths(self, kind: str, name: str, revision: str) -> None:
+        _, files = self.hub.resolve(self.repository(kind, name), revision)
+        content = self.body()
+        asked = json.loads(content) if content[:1] == b"{" else parse_qs(content.decode())
+        self.answer([_describe_file(path, files[path]) for path in asked["paths"] if path in files])
+
     def show_refs(self, kind: str, name: str) -> None:
-        state = self.hub.repository(kind, name)
+        state = self.repository(kind, name)
         refs = {
             word: [
                 {"name": ref, "ref": f"refs/{git}/{ref}", "targetCommit": commit}
@@ -219,7 +318,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(refs | {"converts": [], "pullRequests": []})
 
     def send_content(self, kind: str | None, name: str, revision: str, path: str) -> None:
-        state = self.hub.repository((kind or "models")[:-1], name)
+        state = self.repository((kind or "models")[:-1], name)
         commit, files = self.hub.resolve(state, revision)
         if path not in files:
             raise Refused(404, "EntryNotFound", "Entry not found")
@@ -263,13 +362,31 @@ def _describe_file(path: str, file: dict[str, Any]) -> dict[str, Any]:
 
 
 _NAME = r"(?P<name>[^/]+(?:/[^/]+)?)"
+_SHA256 = r"(?P<sha256>[0-9a-f]{64})"
 _API = rf"/api/(?P<kind>model|dataset)s/{_NAME}"
 ROUTES: list[tuple[str, Callable]] = [
-    (rf"{_API}/refs", _Handler.show_refs),
-    (rf"{_API}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", _Handler.show_tree),
-    (rf"{_API}(?:/revision/(?P<revision>[^/]+))?", _Handler.show_info),
+    (rf"GET {_API}/refs", _Handler.show_refs),
+    (rf"GET {_API}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", _Handler.show_tree),
+    (rf"GET {_API}(?:/revision/(?P<revision>[^/]+))?", _Handler.show_info),
     (
-        rf"/(?:(?P<kind>datasets)/)?{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)",
+        rf"(?:GET|HEAD) /(?:(?P<kind>datasets)/)?{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)",
         _Handler.send_content,
     ),
+    ("GET /api/whoami-v2", hub_writing.show_user),
+    ("POST /api/repos/create", hub_writing.create),
+    ("POST /api/validate-yaml", hub_writing.validate_card),
+    (rf"POST {_API}/preupload/main", hub_writing.choose_modes),
+    (rf"POST {_API}/paths-info/(?P<revision>[^/]+)", _Handler.show_paths),
+    (rf"POST {_API}/commit/main", hub_writing.commit),
+    (rf"POST /{_NAME}\.git/info/lfs/objects/batch", hub_writing.plan_blobs),
+    (rf"PUT /lfs/{_SHA256}", hub_writing.keep_blob),
+    (rf"PUT /lfs/{_SHA256}/(?P<part>[0-9]+)", hub_writing.keep_part),
+    (rf"POST /lfs/{_SHA256}/complete", hub_writing.join_parts),
+    (rf"POST /lfs/{_SHA256}/verify", hub_writing.verify_blob),
 ]
+
+
+if __name__ == "__main__":
+    with Hub(Path(sys.argv[1]), int(sys.argv[2])) as served:
+        served.bytes_per_s = float(sys.argv[3]) if len(sys.argv) > 3 else None
+        threading.Event().wait()
