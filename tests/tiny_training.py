@@ -51,15 +51,15 @@ class Signal:
             os._exit(0)
 
 
-def make_inputs(folder: Path) -> None:
-    """Write a llama of two layers to model/ and random tokens to tokens/."""
+def make_inputs(folder: Path, tied: bool = False) -> None:
+    """Write a llama of two layers to model/, its head tied or not, and random tokens to tokens/."""
     words = {f"w{number}": number for number in range(WORDS)}
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w1", pad_token="w2")
     tokenizer.save_pretrained(folder / "model")
     widths = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=WORDS, num_hidden_layers=2, **widths)
+    config = LlamaConfig(vocab_size=WORDS, num_hidden_layers=2, tie_word_embeddings=tied, **widths)
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     rows = torch.randint(WORDS, (32, 12)).tolist()
     columns = {"input_ids": rows, "labels": rows, "attention_mask": [[1] * 12] * len(rows)}

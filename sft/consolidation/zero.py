@@ -47,7 +47,10 @@ def read_zero(folder: Path) -> Gathering:
         if name not in saved:
             raise SftError(f"{tag}: {name} has a shape and is no parameter of the saved model")
         tensors[name] = Scattered(tuple(shape), saved[name].dtype, tuple(pieces))
-    aliases = {alias: name for alias, name in first["shared_params"].items() if name in tensors}
+    # Where weights are gathered at a save, only some of the ranks say which are tied.
+    aliases = {}
+    for states in models.values():
+        aliases |= {of: name for of, name in states["shared_params"].items() if name in tensors}
     if lost := sorted(saved.keys() - tensors.keys() - aliases.keys()):
         raise SftError(f"{tag}: the shards do not hold {first_few(lost)}")
     stage = "ZeRO-3" if shards.is_zero3 else "ZeRO-1 or 2"
@@ -97,7 +100,7 @@ def _listed(steps: Mapping[int, Any]) -> str:
 
 def _check_equal(tag: Path, models: Mapping[int, Mapping]) -> None:
     """Refuse files whose lists of parameters differ: they are of several models."""
-    for key in ("param_shapes", "frozen_param_shapes", "shared_params"):
+    for key in ("param_shapes", "frozen_param_shapes"):
         odd = [rank for rank, states in models.items() if states.get(key) != models[0].get(key)]
         if odd:
             raise SftError(
