@@ -3,6 +3,8 @@
 import hashlib
 import os
 import stat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -328,7 +330,7 @@ def test_manifest_of_chosen_files_has_those_alone(tmp_path):
 
 def test_link_is_the_same_file(tmp_path):
     (tmp_path / "a").write_text("1")
-    link_or_copy(tmp_path / "a", tmp_path / "b" / "c")
+    assert link_or_copy(tmp_path / "a", tmp_path / "b" / "c") == "linked"
     assert (tmp_path / "b" / "c").samefile(tmp_path / "a")
 
 
@@ -339,11 +341,21 @@ def test_link_to_a_link_is_the_file_itself(tmp_path):
     assert not (tmp_path / "b" / "c").is_symlink()
 
 
-def test_copy_is_made_where_no_link_can_be(tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError("Invalid cross-device link")
+@pytest.fixture
+def other_disk():
+    """A folder on another file system than /tmp, to which no link leads."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
-    monkeypatch.setattr(os, "link", refuse)
+
+def test_copy_is_made_where_no_link_can_be(tmp_path, other_disk):
     (tmp_path / "a").write_text("1")
-    link_or_copy(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_text() == "1"
+    assert link_or_copy(tmp_path / "a", other_disk / "b") == "copied"
+    assert (other_disk / "b").read_text() == "1"
+
+
+def test_copy_keeps_the_time_of_the_last_change(tmp_path, other_disk):
+    (tmp_path / "a").write_text("1")
+    os.utime(tmp_path / "a", (1, 2))
+    link_or_copy(tmp_path / "a", other_disk / "b")
+    assert (other_disk / "b").stat().st_mtime == 2
