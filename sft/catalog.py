@@ -200,6 +200,7 @@ class _Builder:
             mix=self.mixes[values["mix"]],
             num_nodes=values["num_nodes"],
             hub_id=self._hub_id(values),
+            private=values.get("private", False),
             register=values.get("register", False),
             take_over=values.get("take_over", False),
             trust_remote_code=values.get("trust_remote_code", False),

@@ -14,9 +14,10 @@ from sft.model import Model
 NEEDED_COLUMNS = ("name", "base_config", "model", "mix", "num_nodes")
 ROW_COLUMNS = (
     *NEEDED_COLUMNS,
-    *("backend", "sites", "hub_id", "register", "take_over", "trust_remote_code"),
+    *("backend", "sites", "hub_id", "private", "register", "take_over"),
+    "trust_remote_code",
 )
-TYPED_COLUMNS = {"num_nodes", "register", "take_over", "trust_remote_code"}
+TYPED_COLUMNS = {"num_nodes", "private", "register", "take_over", "trust_remote_code"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Experiment:
     mix: Mix
     num_nodes: int
     hub_id: str
+    private: bool = False
     register: bool = False
     take_over: bool = False
     trust_remote_code: bool = False

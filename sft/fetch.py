@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from sft.errors import SftError, nearest
 from sft.files import hash_file, hash_json, list_files
+from sft.hub import answer_of
 from sft.mix import Dataset
 from sft.model import Model
 from sft.sources import (
@@ -217,9 +218,9 @@ def _explain(error: HfHubHTTPError, kind: str, hub: str, revision: str | None) -
         refs = HfApi().list_repo_refs(hub, repo_type=kind)
         known = [ref.name for ref in (*refs.branches, *refs.tags)]
         return f"no such branch, tag or commit; {nearest(revision, known)}"
-    status, words = error.response.status_code, error.server_message or error.response.reason_phrase
+    status = error.response.status_code
     remedy = "run again later" if status == 429 or status >= 500 else "check the id and HF_TOKEN"
-    return f"{ENDPOINT} answered {status}: {words}; {remedy}"
+    return f"{answer_of(error)}; {remedy}"
 
 
 def _explain_absence(kind: str, hub: str) -> str:

@@ -1,100 +1,134 @@
-"""Where releases go: a folder, for places without a hub."""
+"""The Hugging Face hub: what its refusals mean, and when it is worth to ask it again."""
 
-import hashlib
-import os
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from json import JSONDecodeError
 
-from sft.errors import SftError, first_few
-from sft.files import (
-    HASH_BLOCK_BYTES,
-    link_or_copy,
-    manifest,
-    new_folder,
-    read_json,
-    remove_abandoned,
-    write_json,
-)
-from sft.step import Progress
+from httpx2 import Response, TransportError
+from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import parse_ratelimit_headers
 
-STORED = ".sft-manifest.json"  # in the target: what the last upload put there
-GB = 1e9
-THREADS = 4
+from sft.errors import SftError
+from sft.step import log
+
+# 409: another change is under way; 412: somebody's commit came before ours.
+PASSING = {408, 409, 412, 425, 429, 500, 502, 503, 504}
+FIRST_WAIT_S = 2.0
+LONGEST_WAIT_S = 300.0
+PATIENCE_S = 7200.0  # so long without any progress; a limit by the hour is over by then
+
+NO_ROOM = re.compile("storage|quota|payment|billing|upgrade", re.IGNORECASE)
 
 
-def upload_to_folder(release: Path, wanted: list[dict], target: Path) -> dict:
-    """Make `target` hold the files of the manifest `wanted` and say what that took.
+def answer_of(error: HfHubHTTPError) -> str:
+    """What the hub said: `<endpoint> answered 403: its words`."""
+    words = error.server_message or error.response.reason_phrase
+    return f"{ENDPOINT} answered {error.response.status_code}: {words}"
 
-    Returns `{"location", "files", "bytes", "sent"}`; `sent` counts files, the others were there
-    with the same SHA-256. A reader sees the old release or the new one: the new one is built
-    beside it and takes its name. What an earlier upload left and this one lacks goes. Raises
-    SftError where another's file is in `target`, or where a file is not what `wanted` says.
+
+class _Relay(logging.Handler):
+    """Sends the client's lines to the log, without the signatures that stand in some URLs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.info("%s", re.sub(r"\?\S+", "", record.getMessage()))
+
+
+@contextmanager
+def client_lines() -> Iterator[None]:
+    """Let the log hold what the client says of its own retries."""
+    client = logging.getLogger("huggingface_hub")
+    before, client.handlers = client.handlers, [_Relay()]
+    try:
+        yield
+    finally:
+        client.handlers = before
+
+
+class Patience:
+    """Waits between tries at one thing: longer each time, or as long as the hub asks."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.renew()
+
+    def renew(self) -> None:
+        """Count from here: something was achieved."""
+        self._wait_s = FIRST_WAIT_S
+        self._since_s = time.monotonic()
+
+    def wait(self, error: Exception) -> None:
+        """Sleep after a failure that passes.
+
+        Raises SftError with the hub's words and a remedy where it does not pass, or not in time,
+        and `error` itself where it is none of the hub's or of the network's.
+        """
+        cause, asked_s = _root_of(error), 0.0
+        if isinstance(cause, HfHubHTTPError):
+            status, found = cause.response.status_code, answer_of(cause)
+            if status not in PASSING:
+                raise SftError(f"{self.what}: {found}; {_remedy(status, found)}") from error
+            asked_s = _asked_wait_s(cause.response)
+        elif _is_of_the_network(cause):
+            found = f"lost the connection to {ENDPOINT} ({cause or type(cause).__name__})"
+        elif isinstance(cause, ValueError):  # what the client makes of a refusal inside an answer
+            words = " ".join(str(cause).split())
+            raise SftError(f"{self.what}: {ENDPOINT}: {words}; {_remedy(0, words)}") from error
+        else:
+            raise error
+        wait_s = max(asked_s, self._wait_s)
+        if time.monotonic() + wait_s - self._since_s > PATIENCE_S:
+            raise SftError(
+                f"{self.what}: {found}; not tried again before {wait_s:.0f} s have passed; run "
+                "again later: what has arrived is not sent twice"
+            ) from error
+        self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
+        log.info("%s: %s; tried again in %.0f s", self.what, found, wait_s)
+        time.sleep(wait_s)
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """The hub's or the network's own error, where the client wrapped it in another."""
+    chain = [error]
+    while chain[-1].__cause__ is not None and not isinstance(chain[-1], HfHubHTTPError):
+        chain.append(chain[-1].__cause__)
+    own = [each for each in chain if isinstance(each, HfHubHTTPError) or _is_of_the_network(each)]
+    return own[0] if own else error
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    """Whether an answer did not come, or not whole.
+
+    The client lets the JSON of a cut answer fail where it reads it; its Xet library has no error of
+    its own for a lost connection.
     """
-    target = target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(target)
-    present = _equal_files(target, wanted)
-    _refuse_foreign(target, present)
-    waiting = [entry for entry in wanted if entry["path"] not in present]
-    if waiting or _stored_manifest(target) != wanted:
-        with new_folder(target) as partial:
-            for name in present:
-                link_or_copy(target / name, partial / name)
-            _send(release, waiting, partial)
-            write_json(partial / STORED, wanted)
-            _refuse_foreign(target, present)  # hours may have passed
-    size = sum(entry["size"] for entry in wanted)
-    sent = len(waiting)
-    return {"location": str(target), "files": len(wanted), "bytes": size, "sent": sent}
+    kinds = (TransportError, ConnectionError, TimeoutError, JSONDecodeError)
+    return isinstance(error, kinds) or (type(error) is RuntimeError and error.__cause__ is None)
 
 
-def _equal_files(target: Path, wanted: list[dict]) -> set[str]:
-    """The names of the files in `target` that are, byte for byte, what the manifest says."""
-    same_size = [
-        entry["path"]
-        for entry in wanted
-        if (path := target / entry["path"]).is_file()
-        and not path.is_symlink()
-        and path.stat().st_size == entry["size"]
-    ]
-    return {entry["path"] for entry in manifest(target, same_size) if entry in wanted}
+def _asked_wait_s(response: Response) -> float:
+    """How long the hub asks to wait; 0 where it does not say."""
+    text = response.headers.get("Retry-After", "").strip()
+    if text.isdigit():
+        return float(text)
+    if text:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    limit = parse_ratelimit_headers(response.headers)
+    return float(limit.reset_in_seconds) if limit and not limit.remaining else 0.0
 
 
-def _stored_manifest(target: Path) -> list[dict]:
-    return read_json(target / STORED) if (target / STORED).exists() else []
-
-
-def _refuse_foreign(target: Path, present: set[str]) -> None:
-    """Refuse to replace a folder that holds what no upload of ours put there."""
-    if target.exists() and not target.is_dir():
-        raise SftError(f"{target}: a file is in the way; expected a folder")
-    ours = {STORED, *present, *(entry["path"] for entry in _stored_manifest(target))}
-    found = (path for path in target.rglob("*") if path.is_symlink() or not path.is_dir())
-    foreign = sorted({path.relative_to(target).as_posix() for path in found} - ours)
-    if foreign:
-        raise SftError(
-            f"{target}: not put there by an upload: {first_few(foreign)}; "
-            "move it away or choose another folder"
-        )
-
-
-def _send(release: Path, entries: list[dict], folder: Path) -> None:
-    progress = Progress(f"upload to {folder.parent}", sum(e["size"] for e in entries) / GB, "GB")
-    with ThreadPoolExecutor(THREADS) as pool:
-        copies = pool.map(lambda entry: _copy_checked(release, entry, folder), entries)
-        for entry, _ in zip(entries, copies, strict=True):
-            progress.add(entry["size"] / GB)
-
-
-def _copy_checked(release: Path, entry: dict, folder: Path) -> None:
-    """Copy a file, and refuse one whose bytes are not those that the manifest names."""
-    source, copy, digest = release / entry["path"], folder / entry["path"], hashlib.sha256()
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with open(source, "rb") as reader, open(copy, "wb") as writer:
-        while block := reader.read(HASH_BLOCK_BYTES):
-            digest.update(block)
-            writer.write(block)
-        writer.flush()
-        os.fsync(writer.fileno())
-    if digest.hexdigest() != entry["sha256"]:
-        raise SftError(f"{source}: changed since the release was assembled; assemble it again")
+def _remedy(status: int, words: str) -> str:
+    if status == 402 or NO_ROOM.search(words):
+        return "make room there, or let the owner of the namespace raise its limit; then run again"
+    if "metadata" in words:
+        return "correct what the model card takes from the table and its registries"
+    return {
+        401: "set HF_TOKEN to a valid token, see https://huggingface.co/settings/tokens",
+        403: "the token needs the right to write there: of a member of the namespace, with the "
+        "role `write`, or fine-grained with write access to it",
+        404: "correct hub_id or namespace, or set HF_TOKEN to a token that sees the repository",
+    }.get(status, "nothing of this passes by itself; correct what it names and run again")

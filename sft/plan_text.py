@@ -319,7 +319,10 @@ def _disk(plan: Plan) -> Iterator[str]:
 
 def _publishing(plan: Plan, config: Mapping[str, Any]) -> Iterator[str]:
     experiment = plan.experiment
-    yield f"{config['upload_to']}: {upload_folder(config) / experiment.hub_id}"
+    if config["upload_to"] == "hub":
+        yield f"hub: {experiment.hub_id}, {'private' if experiment.private else 'public'}"
+    else:
+        yield f"folder: {upload_folder(config) / experiment.hub_id}"
     owner = " and takes over a row of another creator" if experiment.take_over else ""
     yield f"registers it{owner}" if experiment.register else "does not register it"
     yield f"folder {results_folder(config) / 'runs' / experiment.name}"

@@ -2,7 +2,6 @@
 
 import http.server
 import importlib.metadata
-import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ from sft.doctor import Check, Printer, Verdict, has_fault, run_doctor, sum_up
 from sft.doctor.host import judge_certificate
 from sft.doctor.settings import token_origins
 from sft.errors import SftError
+from tests.unit.certificates import make_certificate
 from tests.unit.doctoring import LOCAL, SLURM, DoctorSite
 
 TOKEN_VARIABLES = (
@@ -311,21 +311,6 @@ def test_changed_checkout_is_a_warning(site, monkeypatch):
 
 
 # The tunnel
-
-
-def make_certificate(folder: Path, validity: str) -> Path:
-    """A certificate of a user, made as a site's authority makes it."""
-    for name in ("authority", "user"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-        subprocess.run(command, check=True)
-    subprocess.run(
-        [
-            *("ssh-keygen", "-q", "-s", str(folder / "authority"), "-I", "me", "-n", "me"),
-            *("-V", validity, str(folder / "user.pub")),
-        ],
-        check=True,
-    )
-    return folder / "user-cert.pub"
 
 
 @pytest.mark.parametrize(

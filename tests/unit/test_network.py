@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sft.errors import SftError
 from sft.network import enter_network
 from sft.site import Site
+from tests.unit.certificates import make_certificate
 
 SCRIPT = """
 import os, sys
@@ -40,3 +42,57 @@ def test_prefix_that_is_no_command_is_named(monkeypatch):
     monkeypatch.setattr("os.environ", {"PATH": "/nowhere"})
     with pytest.raises(SftError, match=r"network_prefix: 'proxychains9' does not start"):
         enter_network(Site("here", network_prefix="proxychains9 -q"))
+
+
+# The tunnel's certificate
+
+
+def tunnel(folder: Path, validity: str) -> Site:
+    """A site whose prefix is no command: it is refused where its certificate is not."""
+    return Site(
+        "here",
+        network_prefix="proxychains9 -q",
+        tunnel_credential=str(make_certificate(folder, validity)),
+    )
+
+
+@pytest.fixture
+def outside(monkeypatch) -> None:
+    monkeypatch.delenv("SFT_BEHIND_PREFIX", raising=False)
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("validity", "gigabytes", "found"),
+    [
+        ("-1h:+30m", 100, "valid until .*, needed for 67 minutes from .*nothing was sent"),
+        ("-2h:-1h", 0, "valid until .*, needed for 0 minutes from"),
+        ("+1h:+2h", 0, "valid only from .*; renew it, then run again"),
+        ("-1h:+2h", 100, "'proxychains9' does not start"),
+        ("-1h:+30m", 10, "'proxychains9' does not start"),
+        ("always:forever", 1000, "'proxychains9' does not start"),
+    ],
+)
+def test_certificate_has_to_outlast_what_is_sent(tmp_path, validity, gigabytes, found):
+    with pytest.raises(SftError, match=rf"profiles/here/config.yaml, .*{found}"):
+        enter_network(tunnel(tmp_path, validity), gigabytes * 1e9)
+
+
+@pytest.mark.usefixtures("outside")
+def test_key_instead_of_its_certificate_is_refused(tmp_path):
+    site = replace(tunnel(tmp_path, "+1d"), tunnel_credential=str(tmp_path / "user.pub"))
+    with pytest.raises(SftError, match=r"tunnel_credential: .*user.pub: not a certificate"):
+        enter_network(site)
+
+
+@pytest.mark.usefixtures("outside")
+def test_certificate_that_is_not_there_is_refused():
+    site = Site("here", network_prefix="true", tunnel_credential="/nowhere/id-cert.pub")
+    with pytest.raises(SftError, match=r"/nowhere/id-cert\.pub: no such file"):
+        enter_network(site)
+
+
+def test_step_behind_the_prefix_does_not_look_at_the_certificate(monkeypatch):
+    monkeypatch.setenv("SFT_BEHIND_PREFIX", "1")
+    site = Site("here", network_prefix="true", tunnel_credential="/nowhere/id-cert.pub")
+    enter_network(site, 1e12)

@@ -33,7 +33,7 @@ PLACES = {
     "detect_layout": ["sft.checkpoint:detect_layout"],
     "check_template": ["sft.served:check_served"],
     "assemble_release": ["sft.release:write_card"],
-    "upload": ["sft.hub:write_json"],
+    "upload": ["sft.folder_upload:write_json"],
     "register": ["sft.registry:_write_rows", "sft.receipt:write_receipt"],
 }
 # There only snakemake is killed, and neither its stage nor the training that this started.

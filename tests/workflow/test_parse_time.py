@@ -15,7 +15,7 @@ HEAVY = ("torch", "transformers", "datasets", "huggingface_hub", "matplotlib", "
 STAGES = {
     *("sft.fetch", "sft.sources", "sft.tokens", "sft.render", "sft.train", "sft.local"),
     *("sft.checkpoint", "sft.shards", "sft.release", "sft.card", "sft.plot", "sft.provenance"),
-    *("sft.hub", "sft.registry", "sft.registration"),
+    *("sft.upload", "sft.registry", "sft.registration"),
 }
 
 SITECUSTOMIZE = """

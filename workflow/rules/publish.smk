@@ -69,8 +69,10 @@ rule upload:
     localrule: NETWORK_IS_HERE
     params:
         hub_id=lambda wildcards: experiment_of(wildcards).hub_id,
-        folder=str(upload_folder(config)),
+        private=lambda wildcards: experiment_of(wildcards).private or ...,
+        folder=str(upload_folder(config)) if config["upload_to"] == "folder" else "",
         site=SITE,
+        experiment=experiment_of,
     script:
         "../scripts/upload.py"
 

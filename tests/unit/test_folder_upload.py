@@ -11,7 +11,7 @@ import pytest
 
 from sft.errors import SftError
 from sft.files import manifest
-from sft.hub import STORED, upload_to_folder
+from sft.folder_upload import STORED, upload_to_folder
 
 FILES = {"README.md": b"card", "config.json": b"{}", "model.safetensors": bytes(range(256)) * 64}
 
@@ -125,7 +125,8 @@ def test_another_model_in_the_target_is_refused(release, target):
 def test_a_foreign_file_that_comes_while_sending_is_kept(release, target, monkeypatch):
     upload(release, target)
     write_release(release, README=b"a new card")
-    monkeypatch.setattr("sft.hub._send", lambda *_: (target / "late.txt").write_text("mine"))
+    late = target / "late.txt"
+    monkeypatch.setattr("sft.folder_upload._send", lambda *_: late.write_text("mine"))
     with pytest.raises(SftError, match=r"late\.txt"):
         upload(release, target)
     assert (target / "late.txt").read_text() == "mine"
@@ -167,25 +168,25 @@ def test_a_release_that_changed_since_its_manifest_is_refused(release, target):
 SLOW = """
 import shutil, sys, time
 from pathlib import Path
-import sft.hub
+import sft.folder_upload
 from sft.files import manifest
 
 folder, target, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def wait(*arguments):
     (folder / "reached").touch()
     time.sleep(60)
-copy, rename = sft.hub._copy_checked, Path.rename
+copy, rename = sft.folder_upload._copy_checked, Path.rename
 def copy_one(release, entry, partial):
     wait() if entry["path"] == "config.json" else copy(release, entry, partial)
 def rename_one(path, final):
     wait() if ".partial-" in path.name else rename(path, final)
 if moment == "while copying":
-    sft.hub._copy_checked = copy_one
+    sft.folder_upload._copy_checked = copy_one
 if moment == "between the renames":
     Path.rename = rename_one
 if moment == "while removing the old one":
     shutil.rmtree = wait
-sft.hub.upload_to_folder(folder / "release", manifest(folder / "release"), target)
+sft.folder_upload.upload_to_folder(folder / "release", manifest(folder / "release"), target)
 """
 
 

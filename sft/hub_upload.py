@@ -1,0 +1,312 @@
+"""Releases in a repository of the hub: one commit, and the proof that it arrived."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    get_token,
+    hf_hub_url,
+)
+from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+from sft.errors import SftError, first_few
+from sft.files import hash_file, read_json
+from sft.hub import Patience, client_lines
+from sft.step import Progress, log
+
+RECORD = ".sft-release.json"  # in the repository: whose release it is, and which files it put there
+GIT_BYTES = 11_000_000  # the hub keeps larger files outside of git, known by SHA-256 alone
+THREADS = 4
+GB = 1e9
+
+
+def upload_to_hub(release: Path, wanted: list[dict], hub: str, private: bool) -> dict[str, Any]:
+    """Make main of the repository `hub` hold the files of the manifest `wanted`, in one commit.
+
+    Returns `{"location", "commit", "files", "bytes", "sent"}`; `sent` counts files, the others were
+    there with the same hash. The repository is created where it is absent. What an earlier release
+    of the same experiment left and this one lacks goes in the same commit; no other file is
+    touched. A call after a kill goes on: what has arrived is not sent again. Ends when the hub's
+    list and hashes are those of the manifest. Raises SftError where the hub refuses for good, where
+    the repository is another's or of the other visibility, or where a file is not what `wanted`
+    says.
+    """
+    if get_token() is None:
+        raise SftError(
+            f"{hub}: no token for {ENDPOINT}; set HF_TOKEN, or run `hf auth login` once: a token "
+            f"with the right to write to {hub.partition('/')[0]}"
+        )
+    ours = _Release(release, wanted, hub)
+    with client_lines():
+        commit, sent = _upload(ours, private)
+    return {
+        "location": f"{ENDPOINT}/{hub}",
+        "commit": commit,
+        "files": len(wanted),
+        "bytes": sum(each["size"] for each in wanted),
+        "sent": sent,
+    }
+
+
+def _upload(ours: "_Release", private: bool) -> tuple[str, int]:
+    """The commit of main that holds the release, and how many files were sent to get there.
+
+    Each try begins with what is there: a commit whose answer was lost is found, not made twice.
+    """
+    patience, sent, made = Patience(f"upload to {ours.hub}"), set(), None
+    while True:
+        bytes_before = ours.bytes_read
+        try:
+            remote = _read_repository(ours.hub, private)
+            change = ours.compare(remote)
+            if not change:
+                return remote.commit, len(sent)
+            if remote.commit == made:
+                raise SftError(f"{ours.hub}: after the upload {change}; run again")
+            sent |= {each["path"] for each in change.additions}
+            made = ours.send(change, remote.commit)
+        except SftError:
+            raise
+        except Exception as error:  # sorted out by its cause
+            if ours.bytes_read > bytes_before:
+                patience.renew()
+            patience.wait(error)
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """The main branch of a repository: its commit, its files by path, our record in it if any."""
+
+    commit: str
+    files: Mapping[str, RepoFile]
+    record: Mapping[str, Any]
+
+
+def _read_repository(hub: str, private: bool) -> _Remote:
+    """What is there now; the repository is created first where it is absent."""
+    api = HfApi()
+    try:
+        info = api.model_info(hub)
+    except RepositoryNotFoundError:
+        api.create_repo(hub, private=private, exist_ok=True)
+        info = api.model_info(hub)
+        log.info("%s/%s: created, %s", ENDPOINT, hub, _visibility(private))
+    if info.private != private:
+        raise SftError(
+            f"{hub}: it is {_visibility(info.private)} on {ENDPOINT}, and to be "
+            f"{_visibility(private)}; change the row's `private`, or the repository in its "
+            "settings there: the workflow does neither"
+        )
+    tree = api.list_repo_tree(hub, recursive=True, revision=info.sha)
+    files = {each.path: each for each in tree if isinstance(each, RepoFile)}
+    return _Remote(info.sha, files, _read_record(hub, info.sha) if RECORD in files else {})
+
+
+def _visibility(private: bool) -> str:
+    return "private" if private else "public"
+
+
+def _read_record(hub: str, commit: str) -> dict[str, Any]:
+    url = hf_hub_url(hub, RECORD, revision=commit)
+    answer = get_session().get(url, headers=build_hf_headers())
+    hf_raise_for_status(answer)
+    return answer.json()
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a repository lacks, and what a commit takes away; `record` is written too."""
+
+    additions: list[dict]
+    deletions: list[str]
+    new_record: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.additions or self.deletions or self.new_record)
+
+    def __str__(self) -> str:
+        lacking = [each["path"] for each in self.additions] + [RECORD] * self.new_record
+        return "; ".join(
+            f"{found}: {first_few(paths)}"
+            for found, paths in (
+                ("these are not there, or have another hash", lacking),
+                ("these are still there", self.deletions),
+            )
+            if paths
+        )
+
+
+class _Release:
+    """A release on its way to a repository. `bytes_read` counts what was read to be sent."""
+
+    def __init__(self, folder: Path, wanted: list[dict], hub: str) -> None:
+        self.folder, self.hub = folder, hub
+        self.files = {each["path"]: each | self._git_hash(each) for each in wanted}
+        made = read_json(folder / "provenance.json")["experiment"]
+        record = {
+            "experiment": made["name"],
+            "fingerprint": made["fingerprint"],
+            "files": list(self.files.values()),
+        }
+        self.experiment = record["experiment"]
+        self.record = json.dumps(record, indent=2).encode()
+        self.bytes_read = 0
+        self._checked: set[str] = set()
+        self._lock = Lock()
+
+    def compare(self, remote: _Remote) -> _Change:
+        """What a commit has to change; SftError where that is another's."""
+        owner = remote.record.get("experiment", self.experiment)
+        if owner != self.experiment:
+            raise SftError(
+                f"{self.hub}: it holds a release of the experiment {owner!r}, not of "
+                f"{self.experiment!r}; give the row a hub_id of its own, or delete {RECORD} there "
+                f"and what else {owner!r} left"
+            )
+        before = {each["path"]: each for each in remote.record.get("files", [])}
+        additions = [
+            each for path, each in self.files.items() if not _is(remote.files.get(path), each)
+        ]
+        foreign = [
+            each["path"]
+            for each in additions
+            if each["path"] in remote.files
+            and not _is(remote.files[each["path"]], before.get(each["path"]))
+        ]
+        if foreign:
+            raise SftError(
+                f"{self.hub}: not put there by an upload of {self.experiment!r}: "
+                f"{first_few(foreign)}; delete or rename it there, or choose another hub_id"
+            )
+        stale = [
+            path
+            for path, each in before.items()
+            if path not in self.files and _is(remote.files.get(path), each)
+        ]
+        record = {"git_sha1": _hash_for_git(self.record)}
+        return _Change(additions, stale, not _is(remote.files.get(RECORD), record))
+
+    def send(self, change: _Change, parent: str) -> str:
+        """Make the change one commit upon `parent`; returns the commit.
+
+        Large files go first, a few at a time, and lie on the hub unseen until the commit.
+        """
+        self._check_content(change.additions)
+        api, size = HfApi(), sum(each["size"] for each in change.additions)
+        log.info(
+            "%s: %d files of %.2f GB to send, %d to remove",
+            *(self.hub, len(change.additions), size / GB, len(change.deletions)),
+        )
+        progress = Progress(f"upload to {self.hub}", size / GB, "GB")
+        files = [_File(self, each, progress) for each in change.additions]
+        for first in range(0, len(files), THREADS):
+            few = files[first : first + THREADS]
+            api.preupload_lfs_files(self.hub, few, num_threads=THREADS, free_memory=False)
+            for file in few:
+                file.count_whole()
+        made = api.create_commit(
+            self.hub,
+            [
+                *files,
+                CommitOperationAdd(RECORD, self.record),
+                *(CommitOperationDelete(path, is_folder=False) for path in change.deletions),
+            ],
+            commit_message=f"Release of {self.experiment}",
+            parent_commit=parent,
+        )
+        return made.oid
+
+    def count(self, size: int) -> None:
+        with self._lock:
+            self.bytes_read += size
+
+    def _git_hash(self, entry: Mapping[str, Any]) -> dict[str, str]:
+        """The hash by which git knows a small file; none for a large one, whose content waits."""
+        path = self.folder / entry["path"]
+        size = path.stat().st_size
+        if size != entry["size"]:
+            self._refuse(path, f"{size} bytes", f"{entry['size']} bytes")
+        if size > GIT_BYTES:
+            return {}
+        content = path.read_bytes()
+        if (found := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
+            self._refuse(path, f"sha256 {found}", entry["sha256"])
+        return {"git_sha1": _hash_for_git(content)}
+
+    def _check_content(self, entries: list[dict]) -> None:
+        """Refuse a large file whose bytes are not those of the manifest, before it is sent."""
+        large = [
+            each for each in entries if "git_sha1" not in each and each["path"] not in self._checked
+        ]
+        progress = Progress(f"hash {self.folder}", sum(each["size"] for each in large) / GB, "GB")
+        paths = [self.folder / each["path"] for each in large]
+        with ThreadPoolExecutor(THREADS) as pool:
+            for each, path, found in zip(large, paths, pool.map(hash_file, paths), strict=True):
+                if found != each["sha256"]:
+                    self._refuse(path, f"sha256 {found}", each["sha256"])
+                self._checked.add(each["path"])
+                progress.add(each["size"] / GB)
+
+    def _refuse(self, path: Path, found: str, expected: str) -> None:
+        raise SftError(
+            f"{path}: changed since the release was assembled: found {found}, expected {expected}; "
+            "assemble it again"
+        )
+
+
+class _File(CommitOperationAdd):
+    """A file of a release to be sent, which tells how much of it was read."""
+
+    def __init__(self, release: _Release, entry: Mapping[str, Any], progress: Progress) -> None:
+        super().__init__(entry["path"], release.folder / entry["path"])
+        self.upload_info.sha256 = bytes.fromhex(entry["sha256"])  # it was checked
+        self._release, self._progress = release, progress
+        self._size, self._read = entry["size"], 0
+
+    @contextmanager
+    def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
+        """The open file; what is read counts where the client would draw a bar."""
+        with super().as_file() as file:
+            if with_tqdm:
+                read = file.read
+                file.read = lambda size=-1: self._count(read(size))
+            yield file
+
+    def count_whole(self) -> None:
+        """Count what was not read: it was there, or another way of sending read it."""
+        self._add(self._size - self._read)
+
+    def _count(self, block: bytes) -> bytes:
+        self._release.count(len(block))
+        self._add(min(len(block), self._size - self._read))  # a part may be read again
+        return block
+
+    def _add(self, size: int) -> None:
+        self._read += size
+        self._progress.add(size / GB)
+
+
+def _is(remote: RepoFile | None, known: Mapping[str, Any] | None) -> bool:
+    """Whether a file of the repository has the content of a manifest's entry."""
+    if remote is None or known is None:
+        return False
+    if remote.lfs:
+        return remote.lfs.sha256 == known.get("sha256")
+    return remote.blob_id == known.get("git_sha1")
+
+
+def _hash_for_git(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
