@@ -57,9 +57,9 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Count from here: something was achieved."""
+        """Begin anew: something was achieved since the last failure."""
         self._wait_s = FIRST_WAIT_S
-        self._since_s = time.monotonic()
+        self._first_failure_s: float | None = None
 
     def wait(self, error: Exception) -> None:
         """Sleep after a failure that passes.
@@ -80,8 +80,9 @@ class Patience:
             raise SftError(f"{self.what}: {ENDPOINT}: {words}; {_remedy(0, words)}") from error
         else:
             raise error
-        wait_s = max(asked_s, self._wait_s)
-        if time.monotonic() + wait_s - self._since_s > PATIENCE_S:
+        wait_s, now_s = max(asked_s, self._wait_s), time.monotonic()
+        self._first_failure_s = self._first_failure_s or now_s
+        if now_s + wait_s - self._first_failure_s > PATIENCE_S:
             raise SftError(
                 f"{self.what}: {found}; not tried again before {wait_s:.0f} s have passed; run "
                 "again later: what has arrived is not sent twice"

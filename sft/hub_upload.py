@@ -68,7 +68,7 @@ def _upload(ours: "_Release", private: bool) -> tuple[str, int]:
     """
     patience, sent, made = Patience(f"upload to {ours.hub}"), set(), None
     while True:
-        bytes_before = ours.bytes_read
+        arrived_before = len(ours.arrived)
         try:
             remote = _read_repository(ours.hub, private)
             change = ours.compare(remote)
@@ -81,7 +81,7 @@ def _upload(ours: "_Release", private: bool) -> tuple[str, int]:
         except SftError:
             raise
         except Exception as error:  # sorted out by its cause
-            if ours.bytes_read > bytes_before:
+            if len(ours.arrived) > arrived_before:
                 patience.renew()
             patience.wait(error)
 
@@ -150,7 +150,7 @@ class _Change:
 
 
 class _Release:
-    """A release on its way to a repository. `bytes_read` counts what was read to be sent."""
+    """A release on its way to a repository; `arrived` are the files that the hub has stored."""
 
     def __init__(self, folder: Path, wanted: list[dict], hub: str) -> None:
         self.folder, self.hub = folder, hub
@@ -163,9 +163,8 @@ class _Release:
         }
         self.experiment = record["experiment"]
         self.record = json.dumps(record, indent=2).encode()
-        self.bytes_read = 0
+        self.arrived: set[str] = set()
         self._checked: set[str] = set()
-        self._lock = Lock()
 
     def compare(self, remote: _Remote) -> _Change:
         """What a commit has to change; SftError where that is another's."""
@@ -211,12 +210,13 @@ class _Release:
             *(self.hub, len(change.additions), size / GB, len(change.deletions)),
         )
         progress = Progress(f"upload to {self.hub}", size / GB, "GB")
-        files = [_File(self, each, progress) for each in change.additions]
+        files = [_File(self.folder, each, progress) for each in change.additions]
         for first in range(0, len(files), THREADS):
             few = files[first : first + THREADS]
             api.preupload_lfs_files(self.hub, few, num_threads=THREADS, free_memory=False)
             for file in few:
                 file.count_whole()
+                self.arrived.add(file.path_in_repo)
         made = api.create_commit(
             self.hub,
             [
@@ -228,10 +228,6 @@ class _Release:
             parent_commit=parent,
         )
         return made.oid
-
-    def count(self, size: int) -> None:
-        with self._lock:
-            self.bytes_read += size
 
     def _git_hash(self, entry: Mapping[str, Any]) -> dict[str, str]:
         """The hash by which git knows a small file; none for a large one, whose content waits."""
@@ -270,11 +266,12 @@ class _Release:
 class _File(CommitOperationAdd):
     """A file of a release to be sent, which tells how much of it was read."""
 
-    def __init__(self, release: _Release, entry: Mapping[str, Any], progress: Progress) -> None:
-        super().__init__(entry["path"], release.folder / entry["path"])
+    counting = Lock()  # several are read at once
+
+    def __init__(self, folder: Path, entry: Mapping[str, Any], progress: Progress) -> None:
+        super().__init__(entry["path"], folder / entry["path"])
         self.upload_info.sha256 = bytes.fromhex(entry["sha256"])  # it was checked
-        self._release, self._progress = release, progress
-        self._size, self._read = entry["size"], 0
+        self._progress, self._size, self._read = progress, entry["size"], 0
 
     @contextmanager
     def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
@@ -290,13 +287,13 @@ class _File(CommitOperationAdd):
         self._add(self._size - self._read)
 
     def _count(self, block: bytes) -> bytes:
-        self._release.count(len(block))
         self._add(min(len(block), self._size - self._read))  # a part may be read again
         return block
 
     def _add(self, size: int) -> None:
-        self._read += size
-        self._progress.add(size / GB)
+        with self.counting:
+            self._read += size
+            self._progress.add(size / GB)
 
 
 def _is(remote: RepoFile | None, known: Mapping[str, Any] | None) -> bool:
