@@ -41,10 +41,12 @@ from sft.checkpoint import (
     step_of,
 )
 from sft.endings import Kind
+from sft.environment import REPOSITORY
 from sft.errors import SftError
 from sft.files import read_yaml, write_text
 from sft.local import MARK
 from sft.process import marked_processes, parent_of, this_process
+from sft.revision import git_state
 from sft.settle import judge_attempt, reached_step, refuse_other_world_size, settle
 from sft.step import log
 
@@ -250,7 +252,7 @@ class Attempt:
             **{"series": self.series, "world_size": run.world_size},
             **{"num_nodes": len(place.nodes), "nodes": list(place.nodes)},
             **{"resumed": resumed.name if resumed else None, "from_step": step_of(resumed)},
-            **{"put_aside": put_aside, "next_job": self.next_job},
+            **{"put_aside": put_aside, "next_job": self.next_job, "code": git_state(REPOSITORY)},
             **{"log": str(run.log), "log_start": run.log.stat().st_size if run.log.exists() else 0},
         }
         begin(run.checkpoints, note)

@@ -56,8 +56,9 @@ def begin(checkpoints: Path, attempt: Mapping[str, Any]) -> None:
 
     `attempt` has `id`, `launcher`, `job_id` (None without Slurm), `series`, `world_size`,
     `num_nodes`, `nodes`, `resumed` (the checkpoint's name, or None), `from_step`, `put_aside`
-    (sentences about broken checkpoints), `next_job` (the one that waits behind it, or None), `log`
-    (its path) and `log_start` (the byte where its output begins); it gets `started` if it has none.
+    (sentences about broken checkpoints), `next_job` (the one that waits behind it, or None), `code`
+    (the state of the checkout that it runs, see `git_state`), `log` (its path) and `log_start` (the
+    byte where its output begins); it gets `started` if it has none.
     """
     path = checkpoints / "attempts" / f"{attempt['id']}.json"
     write_json(path, {"started": now(), **attempt})

@@ -1,39 +1,27 @@
 """A release: the folder that serving needs and nothing else, with the record of what made it."""
 
-import difflib
-import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from sft.card import read_license, write_card
+from sft.card import write_card
 from sft.checkpoint import Layout, detect_layout
 from sft.errors import SftError
-from sft.files import link_or_copy, manifest, new_folder, read_json, write_json, write_text
-from sft.weights import INDEX, count_parameters, read_weights_index, weights_dtype
+from sft.files import list_files, manifest, new_folder, read_json, write_json, write_text
+from sft.placement import place_weights, record_placement
+from sft.publishable import PROCESSORS, TEMPLATE, VOCABULARIES, check_publishable, without_paths
+from sft.servable import (
+    read_chat_template,
+    servable_config,
+    servable_generation,
+    servable_tokenizer,
+)
+from sft.weights import count_parameters, weights_dtype
 
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
-AS_THEY_ARE = (*VOCABULARIES, "special_tokens_map.json", "added_tokens.json", INDEX)
-# Trainers of text save none, and vLLM does not start a hybrid model without them.
-FROM_BASE = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-TEMPLATE = "chat_template.jinja"
-TEXT = (".json", ".jinja", ".md", ".txt")
-# Slashes are ordinary in these: vocabularies and templates, not places on a disk.
-MAY_HOLD_SLASHES = (*VOCABULARIES, TEMPLATE, "tokenizer_config.json")
-ROPE_KEYS = {"rope_theta", "partial_rotary_factor"}
-
-PATH = re.compile(r"(?<![\w/.<|])~?/(?:[\w.@+=,%-]+/)+[\w.@+=,%-]*")
-SECRETS = {
-    "a Hugging Face token": re.compile(r"hf_[A-Za-z0-9]{20,}"),
-    "an API key (sk-…)": re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{20,}"),
-    "an AWS key": re.compile(r"AKIA[0-9A-Z]{16}"),
-    "a GitHub token": re.compile(r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"),
-    "a JSON web token": re.compile(r"eyJ[\w-]{8,}\.[\w-]{8,}"),
-    "a URL with a password": re.compile(r"://[^\s:/@\"']+:[^\s/@\"']+@"),
-}
+AS_THEY_ARE = (*VOCABULARIES, "special_tokens_map.json", "added_tokens.json")
+GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -44,8 +32,12 @@ class Provenance:
     `base_model` and each of `datasets` have name, source (`hub:<id>` or `local:<path>`), revision
     (a commit, for a hub source) and sha256; a dataset has rows and tokens too. `config` is the
     rendered train.yaml. `training` has global_step, losses as (step, loss) pairs, started,
-    finished, world_size and num_nodes. `accepted` are the faults of the data that the config
-    accepted, with their counts by source. `git` is what `git_state` returns.
+    finished, world_size, num_nodes, global_batch_size and throughput (see `read_throughput`).
+    `attempts` are the jobs that it took, each with `code`: the state of the checkout that it ran,
+    None where it did not tell. `accepted` are the faults of the data that the config accepted, with
+    their counts by source. `weights` says how many matrices an adapter was merged into, and how
+    much of it was `kept`; `served` what was proven of the template. `git` is the state of the
+    checkout that made the release (see `git_state`).
     """
 
     experiment: Mapping[str, Any]
@@ -54,6 +46,9 @@ class Provenance:
     accepted: Sequence[Mapping[str, Any]]
     config: Mapping[str, Any]
     training: Mapping[str, Any]
+    attempts: Sequence[Mapping[str, Any]]
+    weights: Mapping[str, Any]
+    served: Mapping[str, Any]
     versions: Mapping[str, str]
     git: Mapping[str, Any]
     site: str
@@ -66,13 +61,17 @@ def assemble_release(
     release: Path,
     provenance: Provenance,
     prove: Callable[[Path], object],
-) -> list[dict]:
+    known: Sequence[Mapping[str, Any]] = (),
+    with_code: bool = False,
+) -> list[dict[str, Any]]:
     """Make the folder `release` and return its manifest (see `files.manifest`).
 
-    `weights` is a folder in the transformers layout; its weights are linked, not copied. The folder
-    appears whole or not at all, after `prove` has looked at it and raised nothing. Raises SftError
-    where weights, tokenizer or chat template are not whole, or where a local path or a secret would
-    be published.
+    `weights` is a folder in the transformers layout; its weights are linked, not copied, but for
+    wrapped names (see `place_weights`). `known` are manifest entries of weights that were hashed
+    before. With `with_code` the Python files that the config names come too. The folder appears
+    whole or not at all, after `prove` has looked at it and raised nothing. Raises SftError where
+    weights, tokenizer or chat template are not whole, or where a local path, a secret or a file
+    that serving does not need would be published.
     """
     layout, found = detect_layout(weights)
     if layout is not Layout.SAFETENSORS:
@@ -80,40 +79,39 @@ def assemble_release(
     template = read_chat_template(weights)
     made = _public(provenance)
     with new_folder(release) as partial:
-        for name in sorted({tensor.file for tensor in read_weights_index(weights).values()}):
-            link_or_copy(weights / name, partial / name)
+        placed = place_weights(weights, partial, release, known)
         _copy(AS_THEY_ARE, weights, partial)
-        _copy(FROM_BASE, base_model, partial)
+        _copy(PROCESSORS, base_model, partial)
         if not any((partial / name).exists() for name in VOCABULARIES):
             raise SftError(f"{weights}: no vocabulary, expected one of {', '.join(VOCABULARIES)}")
+        code = _copy_code(weights, base_model, partial) if with_code else []
         tokenizer = read_json(weights / "tokenizer_config.json")
-        write_json(partial / "tokenizer_config.json", servable_tokenizer(tokenizer, template))
+        config = servable_config(read_json(weights / "config.json"), with_code)
+        write_json(
+            partial / "tokenizer_config.json", servable_tokenizer(tokenizer, template, with_code)
+        )
         write_text(partial / TEMPLATE, template)
-        write_json(partial / "config.json", servable_config(read_json(weights / "config.json")))
-        if (weights / "generation_config.json").exists():
-            generation = without_paths(read_json(weights / "generation_config.json"))
-            write_json(partial / "generation_config.json", generation)
-        size = f"{count_parameters(weights):,} parameters in {weights_dtype(weights)}"
-        write_card(partial, made, size, read_license(base_model))
+        write_json(partial / "config.json", config)
+        generation = servable_generation(
+            _read_if_there(weights / GENERATION), _read_if_there(base_model / GENERATION), config
+        )
+        if generation is not None:
+            write_json(partial / GENERATION, generation)
+        size = f"{count_parameters(partial):,} parameters in {weights_dtype(partial)}"
+        write_card(partial, made, size, base_model)
         write_json(partial / "provenance.json", made)
-        check_publishable(partial, [weights, base_model, release])
+        check_publishable(partial, [weights, base_model, release], code)
         prove(partial)
-        return manifest(partial)
+        files = _manifest(partial, placed)
+    record_placement(release, placed)
+    return files
 
 
-def git_state(folder: Path) -> dict:
-    """`{"commit", "dirty"}` of the work tree around `folder`; both None outside of git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    status = _git(folder, "status", "--porcelain")
-    return {"commit": commit, "dirty": bool(status) if commit else None}
-
-
-def _git(folder: Path, *command: str) -> str | None:
-    try:
-        ran = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True)
-    except FileNotFoundError:  # git is not installed
-        return None
-    return ran.stdout.strip() if ran.returncode == 0 else None
+def _manifest(folder: Path, placed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The manifest of a release whose weights are hashed already."""
+    hashed = [{key: each[key] for key in ("path", "size", "sha256")} for each in placed]
+    others = set(list_files(folder)) - {each["path"] for each in hashed}
+    return sorted([*hashed, *manifest(folder, others)], key=lambda each: each["path"])
 
 
 def _copy(names: Iterable[str], source: Path, target: Path) -> None:
@@ -122,71 +120,16 @@ def _copy(names: Iterable[str], source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def read_chat_template(folder: Path) -> str:
-    """The one chat template of a tokenizer, wherever it is written.
-
-    transformers 5 writes chat_template.jinja alone, older servers read tokenizer_config.json
-    alone, and where both are the first wins. Raises SftError where they differ or none is there.
-    """
-    embedded = read_json(folder / "tokenizer_config.json").get("chat_template")
-    path = folder / TEMPLATE
-    separate = path.read_bytes().decode() if path.exists() else None
-    if embedded is None and separate is None:
-        raise SftError(
-            f"{folder}: no chat template, neither in tokenizer_config.json nor in {TEMPLATE}; "
-            "nobody could chat with this model: train with a template"
-        )
-    if embedded is not None and not isinstance(embedded, str):
-        raise SftError(f"{folder}/tokenizer_config.json: several chat templates; keep one")
-    if None not in (embedded, separate) and embedded != separate:
-        names = ("tokenizer_config.json", TEMPLATE)
-        diff = difflib.unified_diff(embedded.splitlines(), separate.splitlines(), *names, "", "", 1)
-        shown = "\n".join(list(diff)[:40]) or "(they differ in the ends of lines)"
-        raise SftError(f"{folder}: two chat templates; delete the wrong one:\n{shown}")
-    return embedded if separate is None else separate
+def _copy_code(weights: Path, base_model: Path, target: Path) -> list[str]:
+    """Copy the Python files of a model's own code, from the base where training saved none."""
+    home = next((each for each in (weights, base_model) if any(each.glob("*.py"))), base_model)
+    names = sorted(path.name for path in home.glob("*.py"))
+    _copy(names, home, target)
+    return names
 
 
-def servable_tokenizer(config: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A tokenizer_config.json with its template that transformers 4.57 reads as 5 does."""
-    fixed = {**without_paths(config), "chat_template": template}
-    listed = config.get("extra_special_tokens")
-    if isinstance(listed, list):
-        # 4.57 expects a mapping under this key, and the list under the older one, which 5 reads.
-        fixed |= {"extra_special_tokens": {}, "additional_special_tokens": listed}
-    if config.get("tokenizer_class") == "TokenizersBackend":
-        # A class of transformers 5 alone; under the older name both load tokenizer.json.
-        fixed["tokenizer_class"] = "PreTrainedTokenizerFast"
-    return fixed
-
-
-def servable_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json that transformers 4.57 reads as 5 does.
-
-    4.57 does not know `rope_parameters`: it silently takes a `rope_theta` of 10000 where none
-    stands beside them, and a model trained with another one serves nonsense.
-    """
-    fixed = {}
-    for key, value in without_paths(config).items():
-        fixed[key] = servable_config(value) if isinstance(value, Mapping) else value
-    rope = config.get("rope_parameters") or {}
-    for key in ROPE_KEYS & rope.keys():
-        fixed.setdefault(key, rope[key])
-    if rope.get("rope_type", "default") != "default":
-        scaling = {key: value for key, value in rope.items() if key not in ROPE_KEYS}
-        fixed.setdefault("rope_scaling", scaling)
-    fixed.pop("_name_or_path", None)
-    return fixed
-
-
-def without_paths(value: Any) -> Any:
-    """A JSON value whose local paths are cut down to their last part."""
-    if isinstance(value, Mapping):
-        return {key: without_paths(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_paths(each) for each in value]
-    if isinstance(value, str):
-        return PATH.sub(lambda match: PurePosixPath(match[0]).name, value)
-    return value
+def _read_if_there(path: Path) -> dict[str, Any] | None:
+    return read_json(path) if path.exists() else None
 
 
 def _public(provenance: Provenance) -> dict[str, Any]:
@@ -195,25 +138,3 @@ def _public(provenance: Provenance) -> dict[str, Any]:
         if key in made["config"]:
             made["config"][key] = provenance.base_model["name"]
     return made
-
-
-def check_publishable(folder: Path, local: Iterable[Path]) -> None:
-    """Refuse a folder with a local path or a secret in a text file; the secret is not shown.
-
-    The paths `local` are looked for everywhere, others where a slash means a path.
-    """
-    known = {str(path.absolute()) for path in local} | {str(path.resolve()) for path in local}
-    faults = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix not in TEXT:
-            continue
-        text = path.read_text(encoding="utf-8")
-        kinds = [kind for kind, pattern in SECRETS.items() if pattern.search(text)]
-        faults += [f"{path.name}: {kind}" for kind in kinds]
-        paths = [each for each in known if each in text]
-        if path.name not in MAY_HOLD_SLASHES:
-            paths += PATH.findall(text)
-        faults += [f"{path.name}: the local path {each}" for each in dict.fromkeys(paths)]
-    if faults:
-        listed = "\n".join(faults)
-        raise SftError(f"this must not be published; remove it where it comes from:\n{listed}")

@@ -58,6 +58,7 @@ class Site:
     environments: Mapping[str, str] = field(default_factory=dict)
     environment_pins: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    require_clean_git: bool = False
 
     @property
     def processes_per_node(self) -> int:

@@ -20,7 +20,7 @@ from sft.doctor.check import Check, Verdict
 from sft.doctor.folders import check_sight, read_mounts
 from sft.doctor.settings import read_token, token_origins
 from sft.environment import REPOSITORY, without_secrets
-from sft.release import git_state
+from sft.revision import git_state
 from sft.site import PLACEHOLDER, Site
 
 UPLOAD_TIME = timedelta(hours=1)  # 131 GB have taken 4 minutes on a good way, and far more on bad

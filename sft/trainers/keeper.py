@@ -10,7 +10,8 @@
 and writes `steps.jsonl` into the trainer's output folder, one JSON object a line: "time" (Unix
 seconds), "event", "step" (optimizer steps done), "max_steps", and by event
 
-    begin  world_size; device: the name of its GPU, absent without one
+    begin  world_size; versions: of the packages that train, by name; device: the name of its GPU,
+           absent without one
     log    loss, grad_norm, learning_rate, epoch (each where the trainer tells it; NaN may stand
            there), step_s: mean seconds a step since the last log, without saves
     save   save_s: seconds that the save took; the checkpoint is complete on all processes
@@ -40,6 +41,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sft.trainers.entry import installed_versions
+
 UNFINISHED = os.EX_TEMPFAIL  # 75: a checkpoint is there, and another attempt goes on from it
 DIVERGED = 76
 
@@ -51,6 +54,10 @@ LEAST_SAVES_BETWEEN = 10  # at most a tenth of a run goes into saves
 MTBF_HOURS = 1000
 RUINED_LOGS = 2
 LAST_MESSAGE_S = 1.0  # NCCL sends in the background: others may still wait for what this one says
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "deepspeed", "peft", "liger_kernel", "flash_attn"),
+    *("llamafactory", "axolotl", "datasets", "tokenizers"),
+)
 LOGGED = ("loss", "grad_norm", "learning_rate", "epoch")
 
 SENTENCES = {
@@ -147,7 +154,8 @@ class Keeper(TrainerCallback):
             path = Path(args.output_dir) / STEPS_FILE
             self.pace.saves.extend(newest_save_s(path))
             self.steps = StepsFile(path)
-        self._note("begin", state, world_size=args.world_size, **name_device())
+        versions = installed_versions(PACKAGES)
+        self._note("begin", state, world_size=args.world_size, versions=versions, **name_device())
         self.step_began = self.saved = time.monotonic()
         if args.dataloader_num_workers:
             loader = kwargs["train_dataloader"].base_dataloader

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -105,7 +106,9 @@ def test_events_tell_the_run_from_its_begin_to_its_end(inputs, tmp_path):
         "step": 0,
         "max_steps": 3,
         "world_size": 1,
+        "versions": begin["versions"],
     }
+    assert begin["versions"].items() >= {"transformers": transformers.__version__}.items()
     assert {"loss", "grad_norm", "learning_rate", "epoch", "step_s"} < log.keys()
     assert save["save_s"] > 0
     assert (end["step"], end["max_steps"]) == (3, 3)

@@ -24,12 +24,13 @@ from sft.catalog import (
     tokens_name,
 )
 from sft.config import registry_file, site_names, upload_folder
-from sft.environment import use_hub_cache
+from sft.environment import REPOSITORY, use_hub_cache
 from sft.errors import SftError
 from sft.files import read_yaml
 from sft.limits import request_faults
 from sft.locks import free_folder, hold_folder
 from sft.request import read_requests, training_request
+from sft.revision import git_state, tree_faults
 from sft.site import placeholders
 from sft.slurm import wait_for_jobs
 
@@ -154,6 +155,12 @@ TO_FILL_IN_TEXT = (
 if TO_FILL_IN:
     logger.warning(TO_FILL_IN_TEXT)
 
+UNCLEAN = []
+if workflow.is_main_process and SITE.require_clean_git:
+    UNCLEAN = list(tree_faults(git_state(REPOSITORY), "require_clean_git"))
+for fault in UNCLEAN:
+    logger.warning(fault)
+
 REQUESTS = read_requests(asked_resources())
 TRAINING_REQUEST = training_request(REQUESTS)
 
@@ -171,3 +178,5 @@ if workflow.is_main_process:
 onstart:
     if TO_FILL_IN:
         raise WorkflowError(TO_FILL_IN_TEXT)
+    if UNCLEAN:
+        raise WorkflowError(str(SftError(*UNCLEAN)))

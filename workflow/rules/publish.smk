@@ -4,6 +4,7 @@ Prove the chat template, assemble what serving needs, upload it, and register th
 IN   <results>/runs/{experiment}/layout.json or consolidated.json, and the receipts before them
 OUT  <results>/runs/{experiment}/served.json      which tokenizers serve what was trained
      <results>/runs/{experiment}/release/          weights, config, tokenizer, model card, provenance
+     <results>/runs/{experiment}/placed.json       what its weights were made of: a rerun reads none
      <results>/runs/{experiment}/release.json      its files by size and hash
      <results>/runs/{experiment}/uploaded.json     where it can be had
      <results>/runs/{experiment}/registered.json   ids of its rows in the registry

@@ -1,0 +1,60 @@
+"""The release of an experiment, from the receipts of the stages before."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sft.environment import REPOSITORY
+from sft.errors import raise_faults
+from sft.experiment import Experiment
+from sft.provenance import gather_provenance
+from sft.receipt import read_receipt, read_receipts
+from sft.release import Provenance, assemble_release
+from sft.revision import is_pushed, tree_faults
+from sft.served import check_served
+from sft.site import Site
+
+
+def release_experiment(
+    experiment: Experiment,
+    site: Site,
+    receipts: Mapping[str, Path],
+    datasets: Iterable[Path],
+    release: Path,
+) -> dict[str, Any]:
+    """Make the folder `release`; `{"folder", "files"}`, with its manifest.
+
+    `receipts` are those of `weights`, `served`, `trained`, `model`, `tokens` and `checked`,
+    `datasets` those of the mix. Raises SftError where the release is not whole or not publishable,
+    or where the site asks for clean code and this is none.
+    """
+    made = {name: read_receipt(path) for name, path in receipts.items()}
+    provenance = gather_provenance(experiment, site, datasets=read_receipts(datasets), **made)
+    if site.require_clean_git:
+        raise_faults(code_faults(provenance))
+    tokens = Path(made["tokens"]["folder"])
+    files = assemble_release(
+        Path(made["weights"]["weights"]),
+        Path(made["model"]["path"]),
+        release,
+        provenance,
+        prove=lambda folder: check_served(tokens / "tokenizer", [folder]),
+        known=made["weights"].get("files", ()),
+        with_code=experiment.trust_remote_code,
+    )
+    return {"folder": str(release), "files": files}
+
+
+def code_faults(provenance: Provenance) -> list[str]:
+    """Why nobody else can read the code that trained or released a model; empty where they can.
+
+    A job on a node without git knows nothing of its code: of that nothing is asked.
+    """
+    name = provenance.experiment["name"]
+    faults = list(tree_faults(provenance.git, f"{name}, require_clean_git, the release"))
+    for number, attempt in enumerate(provenance.attempts, start=1):
+        code = attempt["code"]
+        if code and code["commit"]:
+            state = {**code, "pushed": is_pushed(REPOSITORY, code["commit"])}  # by now
+            faults += tree_faults(state, f"{name}, require_clean_git, attempt {number} to train")
+    return faults
