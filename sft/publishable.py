@@ -64,21 +64,21 @@ def without_paths(value: Any) -> Any:
 
 
 def _faults(folder: Path, known: set[str], code: set[str]) -> Iterator[str]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    for name in foreign_files(names, code):
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
+    foreign = foreign_files(names, code)
+    for name in foreign:
         yield f"{name}: this must not be published: no file that serving needs has that name"
-    for name, path in zip(names, paths, strict=True):
-        if path.suffix in BINARY:
-            continue
-        text = path.read_bytes().decode(errors="replace")
-        for kind in (kind for kind, pattern in SECRETS.items() if pattern.search(text)):
-            yield f"{name}: {kind} must not be published; remove it where it comes from"
-        found = [each for each in known if each in text]
-        if name not in MAY_HOLD_SLASHES:
-            found += PATH.findall(text)
-        for each in dict.fromkeys(found):
-            yield (
-                f"{name}: the local path {each} must not be published; remove it where it comes "
-                "from"
-            )
+    for name in names:
+        if name not in foreign and not name.endswith(BINARY):
+            yield from _text_faults(name, (folder / name).read_bytes(), known)
+
+
+def _text_faults(name: str, data: bytes, known: set[str]) -> Iterator[str]:
+    text = data.decode(errors="replace")
+    kinds = [kind for kind, pattern in SECRETS.items() if pattern.search(text)]
+    paths = [each for each in known if each in text]
+    if name not in MAY_HOLD_SLASHES:
+        paths += PATH.findall(text)
+    for found in dict.fromkeys([*kinds, *(f"the local path {each}" for each in paths)]):
+        yield f"{name}: {found} must not be published; remove it where it comes from"

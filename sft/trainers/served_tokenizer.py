@@ -26,7 +26,8 @@ def embed_template(folder: Path, template: str | None) -> None:
     text = path.read_text(encoding="utf-8")
     config = json.loads(text) | {"chat_template": template}
     if isinstance(config.get("extra_special_tokens"), list):
-        config["additional_special_tokens"] = config["extra_special_tokens"]
+        named = [*(config.get("additional_special_tokens") or []), *config["extra_special_tokens"]]
+        config["additional_special_tokens"] = list(dict.fromkeys(named))
         config["extra_special_tokens"] = {}
     _replace(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     if (folder / JINJA).exists():
