@@ -10,24 +10,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from huggingface_hub import (
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    get_token,
-    hf_hub_url,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import RepositoryNotFoundError
-from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from sft.errors import SftError, first_few
 from sft.files import hash_file, read_json
 from sft.hub import Patience, client_lines
+from sft.hub_repository import RECORD, Repository, hash_for_git, holds, read_repository
 from sft.step import Progress, log
 
-RECORD = ".sft-release.json"  # in the repository: whose release it is, and which files it put there
 GIT_BYTES = 11_000_000  # the hub keeps larger files outside of git, known by SHA-256 alone
 THREADS = 4
 GB = 1e9
@@ -70,7 +61,7 @@ def _upload(ours: "_Release", private: bool) -> tuple[str, int]:
     while True:
         arrived_before = len(ours.arrived)
         try:
-            remote = _read_repository(ours.hub, private)
+            remote = read_repository(ours.hub, private)
             change = ours.compare(remote)
             if not change:
                 return remote.commit, len(sent)
@@ -84,46 +75,6 @@ def _upload(ours: "_Release", private: bool) -> tuple[str, int]:
             if len(ours.arrived) > arrived_before:
                 patience.renew()
             patience.wait(error)
-
-
-@dataclass(frozen=True)
-class _Remote:
-    """The main branch of a repository: its commit, its files by path, our record in it if any."""
-
-    commit: str
-    files: Mapping[str, RepoFile]
-    record: Mapping[str, Any]
-
-
-def _read_repository(hub: str, private: bool) -> _Remote:
-    """What is there now; the repository is created first where it is absent."""
-    api = HfApi()
-    try:
-        info = api.model_info(hub)
-    except RepositoryNotFoundError:
-        api.create_repo(hub, private=private, exist_ok=True)
-        info = api.model_info(hub)
-        log.info("%s/%s: created, %s", ENDPOINT, hub, _visibility(private))
-    if info.private != private:
-        raise SftError(
-            f"{hub}: it is {_visibility(info.private)} on {ENDPOINT}, and to be "
-            f"{_visibility(private)}; change the row's `private`, or the repository in its "
-            "settings there: the workflow does neither"
-        )
-    tree = api.list_repo_tree(hub, recursive=True, revision=info.sha)
-    files = {each.path: each for each in tree if isinstance(each, RepoFile)}
-    return _Remote(info.sha, files, _read_record(hub, info.sha) if RECORD in files else {})
-
-
-def _visibility(private: bool) -> str:
-    return "private" if private else "public"
-
-
-def _read_record(hub: str, commit: str) -> dict[str, Any]:
-    url = hf_hub_url(hub, RECORD, revision=commit)
-    answer = get_session().get(url, headers=build_hf_headers())
-    hf_raise_for_status(answer)
-    return answer.json()
 
 
 @dataclass(frozen=True)
@@ -166,7 +117,7 @@ class _Release:
         self.arrived: set[str] = set()
         self._checked: set[str] = set()
 
-    def compare(self, remote: _Remote) -> _Change:
+    def compare(self, remote: Repository) -> _Change:
         """What a commit has to change; SftError where that is another's."""
         owner = remote.record.get("experiment", self.experiment)
         if owner != self.experiment:
@@ -177,13 +128,13 @@ class _Release:
             )
         before = {each["path"]: each for each in remote.record.get("files", [])}
         additions = [
-            each for path, each in self.files.items() if not _is(remote.files.get(path), each)
+            each for path, each in self.files.items() if not holds(remote.files.get(path), each)
         ]
         foreign = [
             each["path"]
             for each in additions
             if each["path"] in remote.files
-            and not _is(remote.files[each["path"]], before.get(each["path"]))
+            and not holds(remote.files[each["path"]], before.get(each["path"]))
         ]
         if foreign:
             raise SftError(
@@ -193,10 +144,10 @@ class _Release:
         stale = [
             path
             for path, each in before.items()
-            if path not in self.files and _is(remote.files.get(path), each)
+            if path not in self.files and holds(remote.files.get(path), each)
         ]
-        record = {"git_sha1": _hash_for_git(self.record)}
-        return _Change(additions, stale, not _is(remote.files.get(RECORD), record))
+        record = {"git_sha1": hash_for_git(self.record)}
+        return _Change(additions, stale, not holds(remote.files.get(RECORD), record))
 
     def send(self, change: _Change, parent: str) -> str:
         """Make the change one commit upon `parent`; returns the commit.
@@ -240,7 +191,7 @@ class _Release:
         content = path.read_bytes()
         if (found := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
             self._refuse(path, f"sha256 {found}", entry["sha256"])
-        return {"git_sha1": _hash_for_git(content)}
+        return {"git_sha1": hash_for_git(content)}
 
     def _check_content(self, entries: list[dict]) -> None:
         """Refuse a large file whose bytes are not those of the manifest, before it is sent."""
@@ -294,16 +245,3 @@ class _File(CommitOperationAdd):
         with self.counting:
             self._read += size
             self._progress.add(size / GB)
-
-
-def _is(remote: RepoFile | None, known: Mapping[str, Any] | None) -> bool:
-    """Whether a file of the repository has the content of a manifest's entry."""
-    if remote is None or known is None:
-        return False
-    if remote.lfs:
-        return remote.lfs.sha256 == known.get("sha256")
-    return remote.blob_id == known.get("git_sha1")
-
-
-def _hash_for_git(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

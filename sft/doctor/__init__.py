@@ -66,12 +66,13 @@ def _all_checks(profile: Path, configfiles: Iterable[Path], network: bool) -> It
     results = results_folder(config)
     yield from check_profile(settings, config, site, str(file))
     yield from check_table(catalog, table_faults, requests)
-    yield from check_secrets(catalog)
+    publishes = config["upload_to"] == "hub"
+    yield from check_secrets(catalog, publishes)
     yield from check_host(site)
     yield from check_checkout(site)
     yield from check_tunnel(site)
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    yield from check_network(site, uses_hub(catalog), network, endpoint)
+    yield from check_network(site, publishes or uses_hub(catalog), network, endpoint)
     yield from check_folders(settings, config, catalog)
     if _uses_slurm(settings, config):
         yield from check_slurm(settings, catalog, requests, results)

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 import tomllib
 import urllib.error
@@ -18,8 +17,9 @@ from packaging.requirements import Requirement
 from sft.commands import ask
 from sft.doctor.check import Check, Verdict
 from sft.doctor.folders import check_sight, read_mounts
-from sft.doctor.settings import read_token, token_origins
 from sft.environment import REPOSITORY, without_secrets
+from sft.hub_token import read_token, token_origins
+from sft.network import read_validity
 from sft.revision import git_state
 from sft.site import PLACEHOLDER, Site
 
@@ -137,14 +137,13 @@ def check_tunnel(site: Site) -> Iterator[Check]:
 
 def judge_certificate(path: Path, shown: str, now: datetime) -> Check:
     """Whether a certificate, as ssh-keygen shows it, is valid now and for long enough."""
-    valid = re.search(r"Valid: (?:from (\S+) to (\S+)|after (\S+)|before (\S+)|forever)", shown)
-    start, end = valid[1] or valid[3], valid[2] or valid[4]
-    if start and datetime.fromisoformat(start) > now:
+    start, end = read_validity(shown)
+    if start and start > now:
         verdict, found = Verdict.FAULT, f"valid only from {start} on"
     elif not end:
         return network_check("tunnel_credential", Verdict.OK, f"{path}: valid for ever")
     else:
-        left = datetime.fromisoformat(end) - now
+        left = end - now
         if left <= timedelta(0):
             verdict, found = Verdict.FAULT, f"expired at {end}"
         elif left < UPLOAD_TIME:

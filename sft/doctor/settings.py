@@ -3,18 +3,17 @@
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sft.catalog import Catalog
 from sft.doctor.check import Check, Verdict
 from sft.environment import job_variables
+from sft.hub_token import NO_TOKEN, NO_TOKEN_REMEDY, token_origins
 from sft.limits import request_faults
 from sft.registration import URL_VARIABLE
 from sft.request import Request
 from sft.site import Site, placeholders
 
-HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 # Settings of Snakemake's Slurm executor that measured faults ask for, and what happens without.
 EXECUTOR_SETTINGS = {
     ("slurm-status-command", "squeue"): "with sacct some cancelled jobs are never seen as ended",
@@ -155,10 +154,15 @@ def check_table(
             )
 
 
-def check_secrets(catalog: Catalog) -> Iterator[Check]:
-    """Where the hub's token and the registry's address come from; never what they are."""
+def check_secrets(catalog: Catalog, publishes: bool) -> Iterator[Check]:
+    """Where the hub's token and the registry's address come from; never what they are.
+
+    `publishes` where releases go to the hub.
+    """
     origins = token_origins()
-    if not uses_hub(catalog):
+    if publishes and not origins:
+        yield secret_check("HF_TOKEN", Verdict.FAULT, NO_TOKEN, NO_TOKEN_REMEDY)
+    elif not (publishes or uses_hub(catalog)):
         if origins:
             yield secret_check("HF_TOKEN", Verdict.OK, f"from {origins[0]}; nothing here needs it")
     elif not origins:
@@ -193,31 +197,3 @@ def uses_hub(catalog: Catalog) -> bool:
     """Whether an experiment starts from something of the hub."""
     sources = [*catalog.models.values(), *catalog.datasets.values()]
     return any(each.hub for each in sources)
-
-
-def token_origins() -> list[str]:
-    """The places that hold a token of the hub, in the order in which huggingface_hub looks."""
-    named = [f"the variable {name}" for name in HUB_TOKENS if os.environ.get(name, "").strip()]
-    file = token_file()
-    return [*named, *([f"the file {file}"] if _holds_text(file) else [])]
-
-
-def read_token() -> str:
-    """The token that huggingface_hub would use, "" without one."""
-    for name in HUB_TOKENS:
-        if token := os.environ.get(name, "").strip():
-            return token
-    file = token_file()
-    return file.read_text().strip() if _holds_text(file) else ""
-
-
-def token_file() -> Path:
-    """Where `hf auth login` leaves a token."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
-    return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
-
-
-def _holds_text(file: Path) -> bool:
-    readable = os.path.isfile(file) and os.access(file, os.R_OK)
-    return readable and bool(file.read_text().strip())

@@ -11,8 +11,8 @@ import pytest
 
 from sft.doctor import Check, Printer, Verdict, has_fault, run_doctor, sum_up
 from sft.doctor.host import judge_certificate
-from sft.doctor.settings import token_origins
 from sft.errors import SftError
+from sft.hub_token import token_origins
 from tests.unit.certificates import make_certificate
 from tests.unit.doctoring import LOCAL, SLURM, DoctorSite
 
@@ -237,6 +237,21 @@ def test_no_token_is_no_fault_for_public_models(hub_site):
     assert (check.verdict, check.remedy) == (
         *(Verdict.OK, "for gated or private ones export HF_TOKEN"),
     )
+
+
+def test_no_token_is_a_fault_where_releases_go_to_the_hub(site):
+    site.config["upload_to"] = "hub"
+    check = site.only("HF_TOKEN")
+
+    assert check.verdict == Verdict.FAULT
+    assert "a token that may write" in check.remedy
+
+
+def test_token_is_told_where_releases_go_to_the_hub(site, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    site.config["upload_to"] = "hub"
+
+    assert site.only("HF_TOKEN").found == "from the variable HF_TOKEN"
 
 
 def test_local_models_ask_for_no_token(site):

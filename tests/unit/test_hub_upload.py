@@ -13,7 +13,7 @@ import pytest
 
 from sft.errors import SftError
 from sft.files import manifest, write_json
-from sft.hub_upload import RECORD
+from sft.hub_repository import RECORD
 from tests.hub import Fault, Hub
 from tests.hub_base import Refused
 from tests.unit.killing import ROOT, kill, kill_at_wait, start, wait_until
@@ -385,9 +385,14 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-@pytest.mark.parametrize("what", ["the creation", "a file", "the commit"])
-def test_refusal_for_good_stops_at_once_with_the_hub_s_words(upload, hub, name, what):
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        *(("the creation", name) for name in REFUSALS),
+        *((what, name) for what in ("a file", "the commit") for name in ("403", "quota")),
+    ],
+)
+def test_refusal_for_good_stops_at_once_with_the_hub_s_words(upload, hub, what, name):
     refused, remedy = REFUSALS[name]
     hub.faults = [Fault(BROKEN[what], refused, times=99)]
     with pytest.raises(SftError) as error:

@@ -16,7 +16,7 @@ PACKAGE = CHECKOUT / "sft"
 LAYERS = (
     ("errors", "process", "plot", "templates", "recipe", "row_counts", "commands", "slurm_text"),
     ("gate.preview", "gate.conversation", "revision"),
-    ("endings", "request", "rejection"),
+    ("endings", "request", "rejection", "hub_token"),
     ("files", "step", "shards", "gate.checks", "gate.serving", "gate.structure", "gate.rows"),
     ("receipt", "schema", "config", "locks", "weights", "metadata", "tensor_names"),
     ("gate.comparison", "gate.roles", "gate.verdict", "gate.tally"),
@@ -35,7 +35,7 @@ LAYERS = (
     # Stages, and what they are made of.
     ("checkpoint", "sources", "card", "local", "registry", "served", "adapter"),
     ("servable", "placement"),
-    ("hub", "folder_upload"),
+    ("hub", "hub_repository", "folder_upload"),
     ("consolidation",),
     ("hub_upload", "fetch", "release", "registration", "settle", "conversations", "consolidate"),
     ("attempt", "upload"),
@@ -65,6 +65,7 @@ PACKAGES = {
     "conversations": {"pyarrow"},
     "fetch": {"huggingface_hub", "httpx2", "tqdm"},
     "hub": {"huggingface_hub", "httpx2"},
+    "hub_repository": {"huggingface_hub"},
     "hub_upload": {"huggingface_hub"},
     "sources": {"pyarrow"},
     "gate.rows": {"datasets", "pandas", "pyarrow"},

@@ -139,3 +139,13 @@ def test_row_that_turns_public_is_refused_and_the_repository_stays_private(publi
     assert f"laion/sent: it is private on {published.hub.url}, and to be public" in ran.text
     assert published.hub.repository("model", "laion/sent")["private"]
     assert read_json(published.run / "release.json")["made"]["files"]
+
+
+def test_run_without_a_token_is_refused_before_any_job(project):
+    project.replace("config/config.yaml", "upload_to: folder", "upload_to: hub")
+    nobody = os.environ | {"HF_TOKEN": "", "HF_HOME": str(project.root / "hf")}
+    command = [*project.command("--cores", "1"), "--until", "fetch_model"]
+    ran = subprocess.run(command, cwd=project.root, env=nobody, capture_output=True, text=True)
+    assert ran.returncode != 0
+    assert "the hub's token: none, and `upload_to: hub` sends releases to the hub" in ran.stderr
+    assert not (project.root / "results" / "models").exists()

@@ -27,6 +27,7 @@ from sft.config import registry_file, site_names, upload_folder
 from sft.environment import REPOSITORY, use_hub_cache
 from sft.errors import SftError
 from sft.files import read_yaml
+from sft.hub_token import NO_TOKEN, NO_TOKEN_REMEDY, token_origins
 from sft.limits import request_faults
 from sft.locks import free_folder, hold_folder
 from sft.request import read_requests, training_request
@@ -180,3 +181,5 @@ onstart:
         raise WorkflowError(TO_FILL_IN_TEXT)
     if UNCLEAN:
         raise WorkflowError(str(SftError(*UNCLEAN)))
+    if config["upload_to"] == "hub" and not token_origins():
+        raise WorkflowError(f"the hub's token: {NO_TOKEN}; {NO_TOKEN_REMEDY}")
