@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
+from yaml import YAMLError
 
 from sft.files import write_text
 from sft.metadata import check_metadata, known_license
 from sft.plot import draw_losses
+from sft.step import log
 
 LOSS_ROWS = 20
 HUB = "https://huggingface.co"
@@ -54,11 +56,15 @@ def write_card(folder: Path, made: Mapping[str, Any], weights: str, base: Path) 
 
 
 def read_metadata(model: Path) -> dict[str, Any]:
-    """The front matter of a model's own card; empty where it has none."""
+    """The front matter of a model's own card; empty where it has none that can be read."""
     readme = model / "README.md"
     if not readme.exists():
         return {}
-    return ModelCard.load(readme, ignore_metadata_errors=True).data.to_dict()
+    try:
+        return ModelCard.load(readme, ignore_metadata_errors=True).data.to_dict()
+    except (ValueError, TypeError, YAMLError) as error:
+        log.warning("%s: not a model card, so no license is taken from it: %s", readme, error)
+        return {}
 
 
 def front_matter(made: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,9 +130,8 @@ def _merged(weights: Mapping[str, Any]) -> str:
 
 
 def _training(experiment: Mapping[str, Any], training: Mapping[str, Any]) -> str:
-    batch = training["global_batch_size"]
     sentences = [
-        f"{training['global_step']} steps{f' of {batch} sequences' if batch else ''} with "
+        f"{training['global_step']} steps of {training['global_batch_size']} sequences with "
         f"{experiment['backend']} (world size {training['world_size']}, nodes "
         f"{training['num_nodes']}), {training['started']} to {training['finished']}, chat template "
         f"`{experiment['template']}`."

@@ -58,7 +58,7 @@ PACKAGES = {
     "schema": {"jsonschema"},
     "environment": {"packaging"},
     "plot": {"matplotlib"},
-    "card": {"huggingface_hub"},
+    "card": {"huggingface_hub", "yaml"},
     "metadata": {"huggingface_hub"},
     "adapter": {"numpy"},
     "consolidation": {"huggingface_hub", "numpy"},
