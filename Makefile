@@ -10,7 +10,7 @@ AXOLOTL := .venv-axolotl
 DEMO_MODEL := demo/smollm2-135m
 PROFILE := profiles/localhost
 
-.PHONY: setup run test check shellcheck chromium slurm clean
+.PHONY: setup run test check shellcheck chromium slurm postgres clean
 .DELETE_ON_ERROR:
 
 setup: .venv/made
@@ -53,7 +53,7 @@ check: .venv/made .tokenizers/made
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/workflow/test_lint.py
 
 # What fails beside others on a busy computer is tried once more alone: these tests wait for daemons.
-test: shellcheck chromium slurm check $(TRAINER)/made $(AXOLOTL)/made $(DEMO_MODEL)/config.json
+test: shellcheck chromium slurm postgres check $(TRAINER)/made $(AXOLOTL)/made $(DEMO_MODEL)/config.json
 	rm -rf .torch_extensions
 	OMP_WAIT_POLICY=passive $(TRAINER)/bin/python -m pytest -q tests/trainer
 	OMP_WAIT_POLICY=passive $(AXOLOTL)/bin/python -m pytest -q -n 2 --dist loadfile tests/axolotl
@@ -74,6 +74,13 @@ slurm:
 	command -v slurmctld || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends \
 	    slurmctld slurmd slurmdbd slurm-client munge mariadb-server; } || true
+
+# The tests start a server of their own: Debian's shall neither make a cluster nor run.
+postgres:
+	ls /usr/lib/postgresql/*/bin/initdb || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  mkdir -p /etc/postgresql-common/createcluster.d && \
+	  echo "create_main_cluster = false" > /etc/postgresql-common/createcluster.d/no-cluster.conf && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends postgresql; } || true
 
 clean:
 	rm -rf .torch_extensions .venv $(TRAINER) $(AXOLOTL) $(DEMO_MODEL) .tokenizers .pytest_cache .ruff_cache

@@ -1,7 +1,4 @@
-"""The registry on a real SQLite file; also on Postgres where SFT_TEST_POSTGRES holds a URL.
-
-The role of that URL must be allowed to create databases: each test has its own and drops it.
-"""
+"""The registry on a real SQLite file, on a real Postgres, and there in tables that a team made."""
 
 import os
 import signal
@@ -16,14 +13,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from threading import Barrier
-from uuid import uuid4
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from sft.registry import DatasetRow, Registration, RegistryError, list_models, register
+from tests.postgres import PASSWORD, Postgres, find_programs, running_postgres
 
-POSTGRES = os.environ.get("SFT_TEST_POSTGRES")
+TEAM_SQL = Path(__file__).parents[1] / "data" / "team_registry.sql"
 START = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
 
 
@@ -47,18 +45,45 @@ REGISTRATION = Registration(
 MIX = replace(REGISTRATION, datasets=(dataset("laion/b"), dataset("laion/a")))
 
 
-@pytest.fixture(params=["sqlite", "postgres"] if POSTGRES else ["sqlite"])
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no Postgres here: apt-get install postgresql, or `make postgres` as root")
+    with running_postgres(programs) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres", "team"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty registry: a new SQLite file, a new database, or one with a team's own tables."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/registry.db"
         return
-    server = sa.make_url(POSTGRES).set(drivername="postgresql+psycopg")
-    name = f"sft_test_{uuid4().hex[:12]}"
-    admin = sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        yield server.set(database=name).render_as_string(hide_password=False)
-        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    with request.getfixturevalue("postgres").database() as empty:
+        if request.param == "team":
+            execute(empty, TEAM_SQL.read_text())
+        yield empty
+
+
+@pytest.fixture
+def team(postgres: Postgres) -> Iterator[str]:
+    """A Postgres with the tables of a team."""
+    with postgres.database() as empty:
+        execute(empty, TEAM_SQL.read_text())
+        yield empty
+
+
+@pytest.fixture
+def old_team(team: str) -> str:
+    """The same from before a model could have several datasets."""
+    execute(team, "ALTER TABLE models DROP COLUMN dataset_names")
+    return team
+
+
+def execute(url: str, statements: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(statements)
 
 
 @pytest.fixture
@@ -197,9 +222,9 @@ def register_at_once(url: str, registrations: list[Registration]) -> list[dict]:
         return list(pool.map(write, registrations))
 
 
-def test_twelve_writers_of_one_model_leave_one_row(url):
-    results = register_at_once(url, [REGISTRATION] * 12)
-    assert sorted(result.pop("created") for result in results) == [False] * 11 + [True]
+def test_twenty_writers_of_one_model_leave_one_row(url):
+    results = register_at_once(url, [REGISTRATION] * 20)
+    assert sorted(result.pop("created") for result in results) == [False] * 19 + [True]
     assert all(result == results[0] for result in results)
     assert [row["name"] for row in list_models(url)] == ["Qwen/Qwen3-8B", "laion/agent-8b"]
 
@@ -327,6 +352,104 @@ def test_two_rows_of_one_name_are_refused_with_both_ids(url):
     with pytest.raises(RegistryError) as caught:
         register(url, REGISTRATION)
     assert first in str(caught.value) and second in str(caught.value)
+
+
+def test_team_keeps_the_time_of_a_change_by_itself(team):
+    register(team, REGISTRATION)
+    first = model(team)
+    register(team, replace(REGISTRATION, weights_location="https://hub/laion/moved"))
+    assert model(team)["updated_at"] > first["updated_at"] >= first["creation_time"]
+
+
+def test_base_that_the_server_numbered_is_used_under_its_id(team):
+    execute(team, "INSERT INTO agents (name) VALUES ('external')")
+    execute(
+        team,
+        "INSERT INTO models (name, created_by, creation_location, is_external, weights_location, "
+        "training_start, training_parameters, agent_id) SELECT 'Qwen/Qwen3-8B', 'Qwen', 'x', true, "
+        "'y', now(), '{}', id FROM agents",
+    )
+    [base] = rows(team, "models")
+    ids = register(team, replace(REGISTRATION, declare_base=False))
+    assert ids["base_model_id"] == str(base["id"])
+
+
+def test_parameters_are_an_object_that_the_team_can_ask(team):
+    register(team, REGISTRATION)
+    with psycopg.connect(team) as connection:
+        question = "SELECT training_parameters ->> 'hf_repo' FROM models WHERE NOT is_external"
+        assert connection.execute(question).fetchall() == [("laion/agent-8b",)]
+
+
+def test_older_tables_of_a_team_have_the_mix_in_the_parameters(old_team):
+    ids = register(old_team, MIX)
+    assert register(old_team, MIX) == ids | {"created": False}
+    row = model(old_team)
+    assert row["training_parameters"]["dataset_names"] == ["laion/b", "laion/a"]
+    assert (row["dataset_id"], "dataset_names" in row) == (None, False)
+
+
+def test_role_that_may_make_no_table_registers_in_those_of_a_team(postgres, team):
+    execute(
+        team,
+        f"DROP ROLE IF EXISTS writer; CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}';"
+        "GRANT SELECT, INSERT, UPDATE ON models, datasets, agents TO writer",
+    )
+    try:
+        assert register(team.replace("//sft:", "//writer:"), REGISTRATION)["created"]
+    finally:
+        execute(team, "DROP OWNED BY writer; DROP ROLE writer")
+
+
+def test_role_without_rights_is_told_what_it_may_not(team):
+    execute(
+        team, f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'; GRANT SELECT ON models TO reader"
+    )
+    try:
+        with pytest.raises(RegistryError, match="permission denied for table agents"):
+            register(team.replace("//sft:", "//reader:"), REGISTRATION)
+    finally:
+        execute(team, "DROP OWNED BY reader; DROP ROLE reader")
+
+
+def test_password_that_the_server_refuses_is_not_in_the_error(postgres):
+    url = postgres.url("postgres", password="".join(["s3", "cret"]))  # not in this file's lines
+    with pytest.raises(RegistryError) as caught:
+        register(url, REGISTRATION)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "password authentication failed" in told
+    assert "s3cret" not in told
+
+
+def test_connection_that_breaks_leaves_nothing_and_the_next_run_registers(team):
+    engines = []
+
+    def cut(connection: sa.Connection) -> None:
+        engines.append(connection.engine)
+        if len(engines) == 2:  # the first commit is that of the tables
+            with psycopg.connect(team) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+
+    sa.event.listen(sa.Engine, "commit", cut)
+    try:
+        with pytest.raises(RegistryError, match=r"terminating connection.*run it again"):
+            register(team, REGISTRATION)
+    finally:
+        sa.event.remove(sa.Engine, "commit", cut)
+    assert rows(team, "models") == []
+    assert register(team, REGISTRATION)["created"]
+
+
+def test_writer_that_holds_a_name_too_long_is_said_to(team, monkeypatch):
+    monkeypatch.setattr("sft.registry.LOCK_WAIT_S", 1)
+    with psycopg.connect(team) as other:
+        other.execute("SELECT pg_advisory_xact_lock(hashtext('laion/agent-8b'))")
+        with pytest.raises(RegistryError, match="lock timeout"):
+            register(team, REGISTRATION)
+    assert register(team, REGISTRATION)["created"]
 
 
 TEAM_TABLES = """
