@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from json import JSONDecodeError
 
-from httpx2 import Response, TransportError
+from httpx2 import Client, Response, Timeout, TransportError
+from huggingface_hub import set_client_factory
 from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import parse_ratelimit_headers
+from huggingface_hub.utils._http import default_client_factory
 
 from sft.errors import SftError
 from sft.step import log
@@ -21,6 +23,8 @@ PASSING = {408, 409, 412, 425, 429, 500, 502, 503, 504}
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 300.0
 PATIENCE_S = 7200.0  # so long without any progress; a limit by the hour is over by then
+UNREACHED_S = 300.0  # so long where it has not answered once: the way there is wrong
+SILENCE_S = 300.0  # the client itself would wait for ever, behind a tunnel that died
 
 NO_ROOM = re.compile("storage|quota|payment|billing|upgrade", re.IGNORECASE)
 
@@ -39,21 +43,32 @@ class _Relay(logging.Handler):
 
 
 @contextmanager
-def client_lines() -> Iterator[None]:
-    """Let the log hold what the client says of its own retries."""
+def patient_client() -> Iterator[None]:
+    """Let the client give up on what is silent, and the log hold what it says of its retries."""
     client = logging.getLogger("huggingface_hub")
     before, client.handlers = client.handlers, [_Relay()]
+    set_client_factory(_client_that_gives_up)
     try:
         yield
     finally:
+        set_client_factory(default_client_factory)
         client.handlers = before
 
 
+def _client_that_gives_up() -> Client:
+    client = default_client_factory()
+    client.timeout = Timeout(SILENCE_S)
+    return client
+
+
 class Patience:
-    """Waits between tries at one thing: longer each time, or as long as the hub asks."""
+    """Waits between tries at one thing: longer each time, or as long as the hub asks.
+
+    `answered` is set once the hub was reached.
+    """
 
     def __init__(self, what: str) -> None:
-        self.what = what
+        self.what, self.answered = what, False
         self.renew()
 
     def renew(self) -> None:
@@ -69,10 +84,13 @@ class Patience:
         """
         cause, asked_s = _root_of(error), 0.0
         if isinstance(cause, HfHubHTTPError):
+            self.answered = True
             status, found = cause.response.status_code, answer_of(cause)
             if status not in PASSING:
                 raise SftError(f"{self.what}: {found}; {_remedy(status, found)}") from error
             asked_s = _asked_wait_s(cause.response)
+        elif isinstance(cause, OfflineModeIsEnabled):
+            raise SftError(f"{self.what}: HF_HUB_OFFLINE is set; unset it for this") from error
         elif _is_of_the_network(cause):
             found = f"lost the connection to {ENDPOINT} ({cause or type(cause).__name__})"
         elif isinstance(cause, ValueError):  # what the client makes of a refusal inside an answer
@@ -82,10 +100,12 @@ class Patience:
             raise error
         wait_s, now_s = max(asked_s, self._wait_s), time.monotonic()
         self._first_failure_s = self._first_failure_s or now_s
-        if now_s + wait_s - self._first_failure_s > PATIENCE_S:
+        limit_s = PATIENCE_S if self.answered else UNREACHED_S
+        if now_s + wait_s - self._first_failure_s > limit_s:
+            later = "run again later: what has arrived is not sent twice"
+            remedy = later if self.answered else "see network_on and network_prefix of the profile"
             raise SftError(
-                f"{self.what}: {found}; not tried again before {wait_s:.0f} s have passed; run "
-                "again later: what has arrived is not sent twice"
+                f"{self.what}: {found}; not tried again before {wait_s:.0f} s have passed; {remedy}"
             ) from error
         self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
         log.info("%s: %s; tried again in %.0f s", self.what, found, wait_s)

@@ -25,6 +25,11 @@ class Repository:
     files: Mapping[str, RepoFile]
     record: Mapping[str, Any]
 
+    @property
+    def recorded(self) -> dict[str, dict]:
+        """What our record says of each file that an upload of ours left."""
+        return {each["path"]: each for each in self.record.get("files", [])}
+
 
 def read_repository(hub: str, private: bool) -> Repository:
     """What is there now; the repository is created first where it is absent."""
@@ -54,7 +59,12 @@ def _read_record(hub: str, commit: str) -> dict[str, Any]:
     url = hf_hub_url(hub, RECORD, revision=commit)
     answer = get_session().get(url, headers=build_hf_headers())
     hf_raise_for_status(answer)
-    return answer.json()
+    try:
+        return {key: answer.json()[key] for key in ("experiment", "fingerprint", "files")}
+    except (ValueError, TypeError, KeyError) as error:
+        raise SftError(
+            f"{hub}, {RECORD}: not what an upload wrote there; restore it there, or delete it"
+        ) from error
 
 
 def holds(remote: RepoFile | None, known: Mapping[str, Any] | None) -> bool:

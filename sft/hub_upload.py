@@ -15,7 +15,7 @@ from huggingface_hub.constants import ENDPOINT
 
 from sft.errors import SftError, first_few
 from sft.files import hash_file, read_json
-from sft.hub import Patience, client_lines
+from sft.hub import Patience, patient_client
 from sft.hub_repository import RECORD, Repository, hash_for_git, holds, read_repository
 from sft.step import Progress, log
 
@@ -41,7 +41,7 @@ def upload_to_hub(release: Path, wanted: list[dict], hub: str, private: bool) ->
             f"with the right to write to {hub.partition('/')[0]}"
         )
     ours = _Release(release, wanted, hub)
-    with client_lines():
+    with patient_client():
         commit, sent = _upload(ours, private)
     return {
         "location": f"{ENDPOINT}/{hub}",
@@ -62,11 +62,13 @@ def _upload(ours: "_Release", private: bool) -> tuple[str, int]:
         arrived_before = len(ours.arrived)
         try:
             remote = read_repository(ours.hub, private)
+            patience.answered = True
             change = ours.compare(remote)
             if not change:
                 return remote.commit, len(sent)
             if remote.commit == made:
-                raise SftError(f"{ours.hub}: after the upload {change}; run again")
+                raise SftError(f"{ours.hub}: after the upload, {change}; see the repository there")
+            ours.refuse_foreign(remote, change)
             sent |= {each["path"] for each in change.additions}
             made = ours.send(change, remote.commit)
         except SftError:
@@ -93,8 +95,8 @@ class _Change:
         return "; ".join(
             f"{found}: {first_few(paths)}"
             for found, paths in (
-                ("these are not there, or have another hash", lacking),
-                ("these are still there", self.deletions),
+                ("not there, or of another hash", lacking),
+                ("still there", self.deletions),
             )
             if paths
         )
@@ -118,7 +120,20 @@ class _Release:
         self._checked: set[str] = set()
 
     def compare(self, remote: Repository) -> _Change:
-        """What a commit has to change; SftError where that is another's."""
+        """What a commit has to change."""
+        additions = [
+            each for path, each in self.files.items() if not holds(remote.files.get(path), each)
+        ]
+        stale = [
+            path
+            for path, each in remote.recorded.items()
+            if path not in self.files and holds(remote.files.get(path), each)
+        ]
+        record = {"git_sha1": hash_for_git(self.record)}
+        return _Change(additions, stale, not holds(remote.files.get(RECORD), record))
+
+    def refuse_foreign(self, remote: Repository, change: _Change) -> None:
+        """Raise SftError where the repository is another experiment's, or a file somebody's own."""
         owner = remote.record.get("experiment", self.experiment)
         if owner != self.experiment:
             raise SftError(
@@ -126,28 +141,15 @@ class _Release:
                 f"{self.experiment!r}; give the row a hub_id of its own, or delete {RECORD} there "
                 f"and what else {owner!r} left"
             )
-        before = {each["path"]: each for each in remote.record.get("files", [])}
-        additions = [
-            each for path, each in self.files.items() if not holds(remote.files.get(path), each)
-        ]
+        names = [each["path"] for each in change.additions if each["path"] in remote.files]
         foreign = [
-            each["path"]
-            for each in additions
-            if each["path"] in remote.files
-            and not holds(remote.files[each["path"]], before.get(each["path"]))
+            name for name in names if not holds(remote.files[name], remote.recorded.get(name))
         ]
         if foreign:
             raise SftError(
                 f"{self.hub}: not put there by an upload of {self.experiment!r}: "
                 f"{first_few(foreign)}; delete or rename it there, or choose another hub_id"
             )
-        stale = [
-            path
-            for path, each in before.items()
-            if path not in self.files and holds(remote.files.get(path), each)
-        ]
-        record = {"git_sha1": hash_for_git(self.record)}
-        return _Change(additions, stale, not holds(remote.files.get(RECORD), record))
 
     def send(self, change: _Change, parent: str) -> str:
         """Make the change one commit upon `parent`; returns the commit.

@@ -106,3 +106,20 @@ def test_error_that_is_nobody_s_answer_travels(clock):
     with pytest.raises(FileNotFoundError):
         Patience("upload").wait(FileNotFoundError("weights"))
     assert clock.slept_s == []
+
+
+def test_patience_with_a_hub_that_never_answered_is_short(clock):
+    patience = Patience("upload")
+    with pytest.raises(SftError, match="see network_on and network_prefix of the profile"):
+        while True:
+            patience.wait(httpx2.ConnectError("refused"))
+    assert 200 < sum(clock.slept_s) <= 300
+
+
+def test_patience_is_long_once_the_hub_answered(clock):
+    patience = Patience("upload")
+    patience.answered = True
+    with pytest.raises(SftError, match="run again later"):
+        while True:
+            patience.wait(httpx2.ConnectError("refused"))
+    assert 6900 < sum(clock.slept_s) <= 7200

@@ -364,6 +364,17 @@ upload()
     assert upload.remote()["notes.md"] == b"mine"
 
 
+def test_hub_that_falls_silent_is_asked_again(upload, hub):
+    hub.stall_at = 1 << 20
+    child = upload.start("sft.hub.SILENCE_S = 0.5\nupload()")
+    wait_until(lambda: hub.received >= hub.stall_at)
+    time.sleep(1)
+    hub.stall_at = None
+    text, _ = child.communicate(timeout=60)
+    assert "timed out" in text
+    upload.expect_whole()
+
+
 def test_progress_of_a_slow_upload_is_told(upload, hub):
     hub.bytes_per_s = 2e6
     upload.run("import sft.step\nsft.step.Progress.__init__.__defaults__ = (0.2,)\nupload()")
@@ -408,6 +419,54 @@ def test_metadata_that_the_hub_does_not_take_stops_at_once(upload, hub):
     with pytest.raises(SftError, match=r'"datasets\[0\]" must be a string; correct what the model'):
         upload.run()
     assert hub.titles(REPOSITORY) == ["initial commit"]
+
+
+def test_what_arrived_with_another_content_is_no_success(upload, hub, monkeypatch):
+    add = hub.add_commit
+
+    def add_damaged(kind, name, files, *more):
+        files = dict(files)
+        if weights := files.get("model-1.safetensors"):
+            files["model-1.safetensors"] = weights | {"sha256": "0" * 64}
+        return add(kind, name, files, *more)
+
+    monkeypatch.setattr(hub, "add_commit", add_damaged)
+    with pytest.raises(
+        SftError, match=r"after the upload, not there, or of another hash: model-1\.safetensors"
+    ):
+        upload.run()
+
+
+def test_file_that_the_hub_ignores_is_no_success(upload, hub, monkeypatch):
+    add = hub.add_commit
+
+    def add_without(kind, name, files, *more):
+        kept = {path: each for path, each in files.items() if path != "config.json"}
+        return add(kind, name, kept, *more)
+
+    monkeypatch.setattr(hub, "add_commit", add_without)
+    with pytest.raises(SftError, match=r"not there, or of another hash: config\.json"):
+        upload.run()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
+def test_record_that_is_none_is_refused(upload, content):
+    upload.run()
+    upload.put_by_hand({RECORD: content})
+    with pytest.raises(SftError, match="not what an upload wrote there; restore it there, or"):
+        upload.run()
+
+
+def test_offline_client_is_refused_at_once(upload):
+    with pytest.raises(SftError, match="HF_HUB_OFFLINE is set; unset it"):
+        upload.run(HF_HUB_OFFLINE="1")
+
+
+def test_hub_that_is_never_reached_is_given_up_soon(upload):
+    with pytest.raises(
+        SftError, match=r"lost the connection to http.*see network_on and network_pre"
+    ):
+        upload.run("sft.hub.UNREACHED_S = 0.2\nupload()", HF_ENDPOINT="http://127.0.0.1:9")
 
 
 def test_missing_token_is_refused_before_anything_is_asked(upload, hub):
