@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from sft.consolidation.archive import Storage
+from sft.consolidation.checksums import Checksums
 from sft.consolidation.fsdp import read_fsdp
 from sft.consolidation.numbers import FLOATS
 from sft.consolidation.sample import sample_faults
 from sft.consolidation.scattered import Gathering, Scattered
 from sft.consolidation.writer import (
     MAX_SHARD,
-    Checksums,
     Layout,
     lay_out,
     write_index,

@@ -1,8 +1,8 @@
 """Scattered tensors, written as safetensors: read once, in memory that does not grow with them.
 
-Threads read and convert; one hand takes their work in order, writes it, and hashes it on the way,
-so that nobody has to read the files again. The bytes that were read are held against the CRC-32 of
-their archives: a file that a crash left full of zeros is found.
+Threads read, check and convert; one hand takes their work in order, writes it, and hashes it on the
+way, so that nobody has to read the files again. What was read is held against the CRC-32 of the
+archives: a file that a crash left full of zeros is found.
 """
 
 import hashlib
@@ -13,19 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
 from sft.consolidation.archive import ITEM_BYTES, Storage
+from sft.consolidation.checksums import Checksums
 from sft.consolidation.numbers import convert, not_finite
 from sft.consolidation.scattered import Piece, Scattered
 from sft.errors import SftError
 from sft.weights import INDEX
 
-CHUNK_ELEMENTS = 2 << 20
+CHUNK_ELEMENTS = 512 << 10
+WIDEST = max(ITEM_BYTES.values())
 AHEAD = 3  # chunks that wait for their turn, for each thread
 PATTERN = "model{suffix}.safetensors"
 MAX_SHARD = "5GB"
@@ -83,49 +84,6 @@ def _header(tensors: Mapping[str, Scattered], names: Iterable[str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@dataclass
-class Checksums:
-    """CRC-32 of storages, as far as they have been read from their begin, without a gap.
-
-    `seen` maps a storage (its path and first byte, as text) to [bytes, CRC-32 so far].
-    """
-
-    seen: dict[str, list[int]]
-
-    def add(self, storage: Storage, start: int, data: memoryview) -> None:
-        """Count bytes that were read from byte `start` of the storage's file on.
-
-        Padding between them is read here. Raises SftError where all bytes of a storage have been
-        seen and are not those that were saved.
-        """
-        own = self.seen.setdefault(f"{storage.path}:{storage.start}", [0, 0])
-        place = start - storage.start
-        if place > own[0]:
-            self._count(
-                own, storage, _read_at(storage.path, storage.start + own[0], place - own[0])
-            )
-        if place == own[0]:
-            self._count(own, storage, data)
-
-    def finish(self, storages: Iterable[Storage]) -> None:
-        """Read what no tensor needs of each storage, its padding, and judge it."""
-        for storage in storages:
-            own = self.seen.setdefault(f"{storage.path}:{storage.start}", [0, 0])
-            while left := storage.size - own[0]:
-                block = min(left, CHUNK_ELEMENTS)
-                self._count(own, storage, _read_at(storage.path, storage.start + own[0], block))
-
-    @staticmethod
-    def _count(own: list[int], storage: Storage, data: bytes | memoryview) -> None:
-        own[1] = zlib.crc32(data, own[1])
-        own[0] += len(data)
-        if own[0] == storage.size and own[1] != storage.crc:
-            raise SftError(
-                f"{storage.path}: damaged: its numbers are not those that were saved (CRC-32 "
-                f"{own[1]:08x}, expected {storage.crc:08x})"
-            )
-
-
 def write_shard(
     path: Path,
     shard: Shard,
@@ -144,8 +102,8 @@ def write_shard(
     with open(path, "wb") as output, _opened(chosen.values()) as files:
         output.write(shard.header)
         for chunk in _in_order(_chunks(chosen), threads, files):
-            for storage, start, data in chunk.read:
-                checksums.add(storage, start, data)
+            for part in chunk.read:
+                checksums.add(*part)
             output.write(chunk.data)
             digest.update(chunk.data)
             count(len(chunk.data))
@@ -169,9 +127,9 @@ class _Task(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What was read, by where it was read from, and what is to be written."""
+    """What was read (storage, first byte, size, CRC-32), and what is to be written."""
 
-    read: list[tuple[Storage, int, memoryview]]
+    read: list[tuple[Storage, int, int, int]]
     data: memoryview
 
 
@@ -196,15 +154,25 @@ def _chunks(tensors: Mapping[str, Scattered]) -> Iterator[_Task]:
         yield _Task(tuple(waiting))
 
 
+class _Room:
+    """Memory for a chunk as it is read and as it is written; it is used again and again."""
+
+    def __init__(self) -> None:
+        self.read = memoryview(bytearray(CHUNK_ELEMENTS * WIDEST))
+        self.written = memoryview(bytearray(CHUNK_ELEMENTS * WIDEST))
+
+
 def _in_order(tasks: Iterable[_Task], threads: int, files: Mapping[Path, int]) -> Iterator[_Chunk]:
-    """The chunks of all tasks, in order, while threads work ahead."""
+    """The chunks of all tasks, in order, while threads work ahead; each is valid until the next."""
+    rooms = [_Room() for _ in range(threads * AHEAD)]
     pending: deque[Future[_Chunk]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for task in tasks:
-                pending.append(pool.submit(_make_chunk, task, files))
-                if len(pending) >= threads * AHEAD:
+            for number, task in enumerate(tasks):
+                if number >= len(rooms):
                     yield pending.popleft().result()
+                room = rooms[number % len(rooms)]
+                pending.append(pool.submit(_make_chunk, task, files, room))
             while pending:
                 yield pending.popleft().result()
         finally:
@@ -212,33 +180,30 @@ def _in_order(tasks: Iterable[_Task], threads: int, files: Mapping[Path, int]) -
                 future.cancel()
 
 
-def _make_chunk(task: _Task, files: Mapping[Path, int]) -> _Chunk:
-    output = bytearray(sum(piece.count * ITEM_BYTES[dtype] for _, piece, dtype in task.pieces))
-    room = memoryview(output)
-    read = []
+def _make_chunk(task: _Task, files: Mapping[Path, int], room: _Room) -> _Chunk:
+    read, source, target = [], room.read, room.written
     for name, piece, dtype in task.pieces:
-        data = _fill(files[piece.storage.path], piece)
-        read.append((piece.storage, piece.start, memoryview(data)))
-        size = piece.count * ITEM_BYTES[dtype]
+        size, made_size = (piece.count * ITEM_BYTES[each] for each in (piece.dtype, dtype))
+        data, source = source[:size], source[size:]
+        made, target = target[:made_size], target[made_size:]
+        _fill(data, files[piece.storage.path], piece)
+        read.append((piece.storage, piece.start, size, zlib.crc32(data)))
         if fault := not_finite(data, piece.dtype):
             raise SftError(f"{piece.storage.path}: {name} holds {fault}: the training went astray")
-        made, room = room[:size], room[size:]
         convert(data, piece.dtype, dtype, made)
         if dtype != piece.dtype and not_finite(made, dtype):
             raise SftError(f"{piece.storage.path}: {name} holds numbers too large for {dtype}")
-    return _Chunk(read, memoryview(output))
+    return _Chunk(read, room.written[: len(room.written) - len(target)])
 
 
-def _fill(file: int, piece: Piece) -> bytearray:
-    """The bytes of a piece; afterwards the system need not keep them."""
-    data = bytearray(piece.count * ITEM_BYTES[piece.dtype])
-    room, place = memoryview(data), piece.start
+def _fill(room: memoryview, file: int, piece: Piece) -> None:
+    """Read the bytes of a piece."""
+    place = piece.start
     while room:
         got = os.preadv(file, [room], place)
         if not got:
             raise SftError(f"{piece.storage.path}: truncated at {place} bytes")
         room, place = room[got:], place + got
-    return data
 
 
 @contextmanager
@@ -253,12 +218,3 @@ def _opened(tensors: Iterable[Scattered]) -> Iterator[dict[Path, int]]:
             with suppress(OSError):
                 os.posix_fadvise(files[path], 0, 0, os.POSIX_FADV_SEQUENTIAL)
         yield files
-
-
-def _read_at(path: Path, start: int, count: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(start)
-        data = file.read(count)
-    if len(data) < count:
-        raise SftError(f"{path}: truncated at {start + len(data)} bytes")
-    return data

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from sft.consolidation.archive import Record, read_archive
+from sft.consolidation.checksums import combine
 from sft.consolidation.gather import gather, plan_weights
 from sft.consolidation.numbers import convert, not_finite
 from sft.errors import SftError
@@ -230,6 +232,19 @@ def test_numbers_that_are_not_finite_are_seen(dtype, value):
     made[70_000] = value
 
     assert not_finite(bytearray(made.view(torch.uint8).numpy().tobytes()), dtype)
+
+
+def test_finite_numbers_whose_sum_is_not_are_finite():
+    made = torch.full((100_000,), 3e38)
+
+    assert not not_finite(bytearray(made.view(torch.uint8).numpy().tobytes()), "F32")
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (1, 1), (1000, 7), (123_456, 654_321)])
+def test_checksum_of_two_parts_is_that_of_the_whole(sizes):
+    first, second = (os.urandom(size) for size in sizes)
+
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
 
 
 # --- archives -----------------------------------------------------------------------------------

@@ -1,0 +1,9 @@
+"""Our own way, with hashes and with a sample that is read back, as `python -m sft consolidate`."""
+
+from pathlib import Path
+
+from sft.consolidation.gather import gather, plan_weights
+
+
+def consolidate(checkpoint: Path, output: Path) -> None:
+    gather(plan_weights(checkpoint, None, None), output, lambda _: None, threads=2)
