@@ -1,6 +1,6 @@
 """The release of an experiment, from the receipts of the stages before."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,19 @@ def release_experiment(
     return {"folder": str(release), "files": files}
 
 
-def code_faults(provenance: Provenance) -> list[str]:
-    """Why nobody else can read the code that trained or released a model; empty where they can.
+def code_faults(provenance: Provenance) -> Iterator[str]:
+    """A line for each reason why nobody else can read the code that trained or released a model.
 
     A job on a node without git knows nothing of its code: of that nothing is asked.
     """
     name = provenance.experiment["name"]
-    faults = list(tree_faults(provenance.git, f"{name}, require_clean_git, the release"))
+    yield from tree_faults(provenance.git, f"{name}, require_clean_git, the release")
     for number, attempt in enumerate(provenance.attempts, start=1):
         code = attempt["code"]
-        if code and code["commit"]:
-            state = {**code, "pushed": is_pushed(REPOSITORY, code["commit"])}  # by now
-            faults += tree_faults(state, f"{name}, require_clean_git, attempt {number} to train")
-    return faults
+        if not code or not code["commit"]:
+            continue
+        where = f"{name}, require_clean_git, attempt {number} to train: {code['commit'][:12]}"
+        if code["dirty"]:
+            yield f"{where} with changes; train again from a checkout without"
+        if not is_pushed(REPOSITORY, code["commit"]):
+            yield f"{where} is in no branch of a remote; push it"

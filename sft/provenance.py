@@ -98,8 +98,8 @@ def _attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
 def _training_versions(trained: Mapping[str, Any]) -> dict[str, str]:
     """The versions that the last training process noted; none where an older one noted none."""
     events = read_events(Path(trained["checkpoints"]))
-    noted = [each["versions"] for each in events if "versions" in each]
-    return noted[-1] if noted else {}
+    noted = next((each["versions"] for each in reversed(events) if "versions" in each), [])
+    return dict(each.split("==") for each in noted)
 
 
 def _pinned(made: Mapping[str, Any]) -> dict[str, Any]:

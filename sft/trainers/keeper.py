@@ -10,8 +10,9 @@
 and writes `steps.jsonl` into the trainer's output folder, one JSON object a line: "time" (Unix
 seconds), "event", "step" (optimizer steps done), "max_steps", and by event
 
-    begin  world_size; versions: of the packages that train, by name; device: the name of its GPU,
-           absent without one
+    begin  world_size; versions: of the packages that train, such as torch==2.9.1 (an object inside
+           would hide the event: see sft/progress.py); device: the name of its GPU, absent without
+           one
     log    loss, grad_norm, learning_rate, epoch (each where the trainer tells it; NaN may stand
            there), step_s: mean seconds a step since the last log, without saves
     save   save_s: seconds that the save took; the checkpoint is complete on all processes
@@ -154,7 +155,7 @@ class Keeper(TrainerCallback):
             path = Path(args.output_dir) / STEPS_FILE
             self.pace.saves.extend(newest_save_s(path))
             self.steps = StepsFile(path)
-        versions = installed_versions(PACKAGES)
+        versions = [f"{name}=={version}" for name, version in installed_versions(PACKAGES).items()]
         self._note("begin", state, world_size=args.world_size, versions=versions, **name_device())
         self.step_began = self.saved = time.monotonic()
         if args.dataloader_num_workers:

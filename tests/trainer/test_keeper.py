@@ -110,7 +110,7 @@ def test_events_tell_the_run_from_its_begin_to_its_end(inputs, tmp_path):
         "versions": begin["versions"],
     }
     assert f"transformers=={transformers.__version__}" in begin["versions"]
-    assert progress.read_events(tmp_path)[0] == begin
+    assert progress.read_events(tmp_path / "out")[0] == begin
     assert {"loss", "grad_norm", "learning_rate", "epoch", "step_s"} < log.keys()
     assert save["save_s"] > 0
     assert (end["step"], end["max_steps"]) == (3, 3)
