@@ -348,20 +348,29 @@ def test_wait_beyond_all_patience_is_refused_at_once(upload, hub):
         upload.run()
 
 
-def test_commit_of_another_in_between_is_built_upon(upload, hub):
-    moved = """
-from pathlib import Path
-commit, notes = HfApi.create_commit, [CommitOperationAdd("notes.md", b"mine")]
+BETWEEN = """
+commit = HfApi.create_commit
 def interrupted(*arguments, **keywords):
     HfApi.create_commit = commit
-    commit(HfApi(), "laion/model", notes, commit_message="notes")
+    theirs = [CommitOperationAdd("NAME", b"mine")]
+    commit(HfApi(), "laion/model", theirs, commit_message="notes")
     return commit(*arguments, **keywords)
 HfApi.create_commit = interrupted
 upload()
 """
-    upload.run(moved)
+
+
+def test_commit_of_another_in_between_is_built_upon(upload, hub):
+    upload.run(BETWEEN.replace("NAME", "notes.md"))
     assert hub.titles(REPOSITORY) == ["Release of run", "notes", "initial commit"]
     assert upload.remote()["notes.md"] == b"mine"
+
+
+def test_card_that_another_commits_in_between_is_kept(upload, hub):
+    with pytest.raises(SftError, match=r"not put there by an upload of 'run': README\.md"):
+        upload.run(BETWEEN.replace("NAME", "README.md"))
+    assert hub.titles(REPOSITORY) == ["notes", "initial commit"]
+    assert upload.remote()["README.md"] == b"mine"
 
 
 def test_hub_that_falls_silent_is_asked_again(upload, hub):
