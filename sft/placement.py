@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sft.weights import INDEX, read_weights_index
 
 RECORD = "placed.json"  # beside the release: what its weights were made of
 GB = 1e9
+THREADS = 4
 
 
 def place_weights(
@@ -35,25 +37,32 @@ def place_weights(
         )
     wrapped = {tensor.file for name, tensor in tensors.items() if plain_name(name) != name}
     earlier = _read_record(release)
-    sizes = {name: (weights / name).stat().st_size for name in files}
-    progress = Progress("weights", sum(sizes.values()) / GB, "GB")
-    entries, ways = [], Counter()
-    for name in files:
-        made_of = {"source": _state(weights / name), "renamed": name in wrapped}
+    progress = Progress(
+        "weights", sum((weights / name).stat().st_size for name in files) / GB, "GB"
+    )
+
+    def place(name: str) -> tuple[dict[str, Any], str]:
+        """A file's entry, and in words how it came there."""
+        source, target = weights / name, folder / name
+        made_of = {"source": _state(source), "renamed": name in wrapped}
         before = earlier.get(name, {})
         if before and all(before[key] == value for key, value in made_of.items()):
-            link_or_copy(release / name, folder / name)
+            link_or_copy(release / name, target)
             sha256, way = before["sha256"], "taken from the release of before"
         elif name in wrapped:
-            sha256 = copy_with_plain_names(weights / name, folder / name)
+            sha256 = copy_with_plain_names(source, target)
             way = "written anew, without a trainer's wrappers in the names of tensors"
         else:
-            way = link_or_copy(weights / name, folder / name)
-            sha256 = _find_hash(weights / name, known) or hash_file(folder / name)
-        ways[way] += 1
-        progress.add(sizes[name] / GB)
-        size = (folder / name).stat().st_size
-        entries.append({"path": name, "size": size, "sha256": sha256, **made_of})
+            way = link_or_copy(source, target)
+            sha256 = _find_hash(source, known) or hash_file(target)
+        return {"path": name, "size": target.stat().st_size, "sha256": sha256, **made_of}, way
+
+    entries, ways = [], Counter()
+    with ThreadPoolExecutor(THREADS) as pool:  # hashlib lets go of the interpreter lock
+        for entry, way in pool.map(place, files):
+            entries.append(entry)
+            ways[way] += 1
+            progress.add(entry["size"] / GB)
     if (weights / INDEX).exists():
         copy_index_with_plain_names(weights / INDEX, folder / INDEX)
     log.info("weights: %s", ", ".join(f"{count} {way}" for way, count in ways.items()))
