@@ -20,7 +20,7 @@ from sft.doctor.folders import check_sight, read_mounts
 from sft.environment import REPOSITORY, without_secrets
 from sft.hub_token import read_token, token_origins
 from sft.network import read_validity
-from sft.revision import git_state
+from sft.revision import UNKNOWN, git_state, tree_faults
 from sft.site import PLACEHOLDER, Site
 
 UPLOAD_TIME = timedelta(hours=1)  # 131 GB have taken 4 minutes on a good way, and far more on bad
@@ -59,9 +59,16 @@ def check_checkout(site: Site) -> Iterator[Check]:
     try:
         git = git_state(REPOSITORY)
     except OSError as error:  # this host may be out of processes
-        git = {"commit": None}
+        git = UNKNOWN
         yield checkout_check("git", Verdict.WARNING, f"does not start: {error.strerror}")
-    if not git["commit"]:
+    if site.require_clean_git and (faults := list(tree_faults(git, "require_clean_git"))):
+        yield checkout_check(
+            "commit",
+            Verdict.FAULT,
+            "; ".join(faults),
+            "or let the profile say require_clean_git: false",
+        )
+    elif not git["commit"]:
         yield checkout_check("commit", Verdict.UNCHECKED, "git does not know this folder")
     elif git["dirty"]:
         yield checkout_check(

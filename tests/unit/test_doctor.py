@@ -325,6 +325,17 @@ def test_changed_checkout_is_a_warning(site, monkeypatch):
     assert site.only("commit").line.startswith("warning      commit: aaaaaaaaaaaa with changes")
 
 
+def test_changed_checkout_is_a_fault_where_the_site_asks_for_clean_code(site, monkeypatch):
+    state = {"commit": "a" * 40, "dirty": True, "pushed": True}
+    monkeypatch.setattr("sft.doctor.host.git_state", lambda folder: state)
+    site.facts["require_clean_git"] = True
+
+    check = site.only("commit")
+
+    assert check.verdict == Verdict.FAULT
+    assert check.found.startswith("require_clean_git: aaaaaaaaaaaa with changes; commit them")
+
+
 # The tunnel
 
 
