@@ -17,9 +17,7 @@ from sft.weights import EMBEDDINGS, HEADS, read_weights_index
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 
 
-def consolidate_alone(
-    checkpoint: Path, folder: Path, dtype: str | None, base: Path | None, threads: int
-) -> None:
+def consolidate_alone(checkpoint: Path, folder: Path, dtype: str | None, base: Path | None) -> None:
     """Make `folder` of a checkpoint of shards, and prove it as far as can be done here.
 
     `dtype` is one of DTYPES, None for the trainer's. Raises SftError where `folder` holds something
@@ -37,7 +35,7 @@ def consolidate_alone(
     def prove(partial: Path) -> None:
         raise_faults(_loading_faults(partial))
 
-    files = gather(plan, folder, prove, threads)
+    files = gather(plan, folder, prove)
     size = sum(entry["size"] for entry in files) / 1e9
     log.info("%s: %d files of weights, %.2f GB", folder, len(files), size)
 

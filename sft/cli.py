@@ -71,7 +71,6 @@ def main() -> None:
     consolidate.add_argument("output", type=Path, help="the folder to make")
     consolidate.add_argument("--dtype", choices=DTYPES, help="of all weights; else the trainer's")
     consolidate.add_argument("--base", type=Path, help="a model with its config and tokenizer")
-    consolidate.add_argument("--threads", type=int, default=2)
     consolidate.set_defaults(run=consolidate_checkpoint)
     arguments = parser.parse_args()
     try:
@@ -195,7 +194,6 @@ def consolidate_checkpoint(arguments: argparse.Namespace) -> None:
             arguments.output,
             arguments.dtype,
             arguments.base,
-            arguments.threads,
         )
 
 

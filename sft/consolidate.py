@@ -33,7 +33,6 @@ def consolidate(
     base: Path,
     folder: Path,
     output: Path,
-    threads: int,
 ) -> dict[str, Any]:
     """Make whole weights of what lies in `weights`, as the folder `folder`; say what was made.
 
@@ -57,7 +56,7 @@ def consolidate(
     def prove(partial: Path) -> None:
         raise_faults(loading_faults(site, experiment.environment, partial))
 
-    return made | {"files": gather(plan_weights(weights, base, None), folder, prove, threads)}
+    return made | {"files": gather(plan_weights(weights, base, None), folder, prove)}
 
 
 def _merge(

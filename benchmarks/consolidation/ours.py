@@ -6,4 +6,4 @@ from sft.consolidation.gather import gather, plan_weights
 
 
 def consolidate(checkpoint: Path, output: Path) -> None:
-    gather(plan_weights(checkpoint, None, None), output, lambda _: None, threads=2)
+    gather(plan_weights(checkpoint, None, None), output, lambda _: None)

@@ -76,7 +76,6 @@ def gather(
     plan: Plan,
     folder: Path,
     prove: Callable[[Path], object],
-    threads: int,
     max_shard: str = MAX_SHARD,
 ) -> list[dict[str, Any]]:
     """Make `folder` as planned; the manifest entries of its weights.
@@ -86,7 +85,7 @@ def gather(
     """
     layout = lay_out(plan.tensors, max_shard)
     with _working_folder(folder) as work:
-        files = _write_weights(work, plan.tensors, layout, threads)
+        files = _write_weights(work, plan.tensors, layout)
         raise_faults(sample_faults(work, plan.tensors, layout))
         with new_folder(folder) as partial:
             for entry in files:
@@ -130,7 +129,7 @@ def _plain(name: str) -> str:
 
 
 def _write_weights(
-    work: Path, tensors: Mapping[str, Scattered], layout: Layout, threads: int
+    work: Path, tensors: Mapping[str, Scattered], layout: Layout
 ) -> list[dict[str, Any]]:
     plan = _plan(tensors, layout)
     record = _read_record(work, plan)
@@ -145,7 +144,7 @@ def _write_weights(
         if shard.name in done:
             continue
         entry = write_shard(
-            *(work / shard.name, shard, tensors, checksums, threads),
+            *(work / shard.name, shard, tensors, checksums),
             count=lambda written: progress.add(written / GB),
         )
         done[shard.name] = entry

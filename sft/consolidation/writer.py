@@ -27,6 +27,7 @@ from sft.weights import INDEX
 
 CHUNK_ELEMENTS = 512 << 10
 WIDEST = max(ITEM_BYTES.values())
+THREADS = 4  # on two cores, too: most of the time they wait for the disk
 AHEAD = 3  # chunks that wait for their turn, for each thread
 PATTERN = "model{suffix}.safetensors"
 MAX_SHARD = "5GB"
@@ -89,7 +90,6 @@ def write_shard(
     shard: Shard,
     tensors: Mapping[str, Scattered],
     checksums: Checksums,
-    threads: int,
     count: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Write one file and return its entry of a manifest: {"path", "size", "sha256"}.
@@ -101,7 +101,7 @@ def write_shard(
     chosen = {name: tensors[name] for name in shard.tensors}
     with open(path, "wb") as output, _opened(chosen.values()) as files:
         output.write(shard.header)
-        for chunk in _in_order(_chunks(chosen), threads, files):
+        for chunk in _in_order(_chunks(chosen), files):
             for part in chunk.read:
                 checksums.add(*part)
             output.write(chunk.data)
@@ -162,11 +162,11 @@ class _Room:
         self.written = memoryview(bytearray(CHUNK_ELEMENTS * WIDEST))
 
 
-def _in_order(tasks: Iterable[_Task], threads: int, files: Mapping[Path, int]) -> Iterator[_Chunk]:
+def _in_order(tasks: Iterable[_Task], files: Mapping[Path, int]) -> Iterator[_Chunk]:
     """The chunks of all tasks, in order, while threads work ahead; each is valid until the next."""
-    rooms = [_Room() for _ in range(threads * AHEAD)]
+    rooms = [_Room() for _ in range(THREADS * AHEAD)]
     pending: deque[Future[_Chunk]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         try:
             for number, task in enumerate(tasks):
                 if number >= len(rooms):

@@ -48,7 +48,7 @@ def write_config(folder: Path, tied: bool = False) -> None:
 
 def consolidate(checkpoint: Path, folder: Path, dtype: str | None = None, **options) -> list[dict]:
     plan = plan_weights(checkpoint, None, dtype)
-    return gather(plan, folder, lambda _: None, threads=2, **options)
+    return gather(plan, folder, lambda _: None, **options)
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
@@ -372,11 +372,11 @@ def test_what_a_proof_refuses_does_not_appear_and_is_not_made_again(tmp_path):
         raise SftError("not what was trained")
 
     with pytest.raises(SftError, match="not what was trained"):
-        gather(plan, tmp_path / "out", refuse, threads=1)
+        gather(plan, tmp_path / "out", refuse)
     assert not (tmp_path / "out").exists()
     made = (tmp_path / ".out.unfinished" / "model.safetensors").stat().st_ino
 
-    gather(plan, tmp_path / "out", lambda _: None, threads=1)
+    gather(plan, tmp_path / "out", lambda _: None)
 
     assert (tmp_path / "out" / "model.safetensors").stat().st_ino == made
     assert not (tmp_path / ".out.unfinished").exists()
@@ -394,7 +394,7 @@ def slow(*arguments, **options):
     return made(*arguments, **options)
 gather.write_shard = slow
 plan = gather.plan_weights(Path(sys.argv[1]), None, None)
-gather.gather(plan, Path(sys.argv[2]), lambda _: time.sleep(0.5), threads=2, max_shard="2KB")
+gather.gather(plan, Path(sys.argv[2]), lambda _: time.sleep(0.5), max_shard="2KB")
 """
 
 

@@ -169,7 +169,7 @@ def test_adapter_that_is_no_plain_lora_is_refused(changes, adapter):
 def test_whole_weights_stay_where_they_are(base, tmp_path):
     made = consolidate(
         *(EXPERIMENT, Site("s"), Layout.SAFETENSORS, tmp_path / "run", base),
-        *(tmp_path / "out", tmp_path / "log", 1),
+        *(tmp_path / "out", tmp_path / "log"),
     )
 
     assert made == {"weights": str(tmp_path / "run"), "merged": 0, "kept": None, "files": []}

@@ -18,7 +18,6 @@ rule consolidate:
         "<results>/runs/{experiment}/logs/consolidate.log",
     benchmark:
         "<results>/runs/{experiment}/consolidate.benchmark.tsv"
-    threads: 2
     params:
         site=SITE,
         experiment=experiment_of,

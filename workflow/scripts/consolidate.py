@@ -18,6 +18,5 @@ with step_log(snakemake.log[0], f"consolidate {snakemake.wildcards.experiment}")
         base=Path(model["path"]),
         folder=receipt.resolve().with_name("consolidated"),
         output=Path(snakemake.log[0]),
-        threads=snakemake.threads,
     )
     write_receipt(receipt, clock, made, inputs)
