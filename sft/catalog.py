@@ -202,6 +202,7 @@ class _Builder:
             hub_id=self._hub_id(values),
             private=values.get("private", False),
             register=values.get("register", False),
+            agent=values.get("agent", ""),
             take_over=values.get("take_over", False),
             trust_remote_code=values.get("trust_remote_code", False),
             sites=tuple(values.get("sites", ())),

@@ -14,7 +14,7 @@ from sft.model import Model
 NEEDED_COLUMNS = ("name", "base_config", "model", "mix", "num_nodes")
 ROW_COLUMNS = (
     *NEEDED_COLUMNS,
-    *("backend", "sites", "hub_id", "private", "register", "take_over"),
+    *("backend", "sites", "hub_id", "private", "register", "agent", "take_over"),
     "trust_remote_code",
 )
 TYPED_COLUMNS = {"num_nodes", "private", "register", "take_over", "trust_remote_code"}
@@ -26,7 +26,8 @@ class Experiment:
 
     `config` is the base config with the row's `overrides` merged over it, still with the launcher's
     own keys (environment, global_batch_size). `sites` are the sites that run it, none for all;
-    `where` names the row's file and line.
+    `where` names the row's file and line, `agent` what the registry calls it if not
+    by its data.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Experiment:
     hub_id: str
     private: bool = False
     register: bool = False
+    agent: str = ""
     take_over: bool = False
     trust_remote_code: bool = False
     sites: tuple[str, ...] = ()

@@ -1,7 +1,9 @@
 """What an experiment says in the registry of models, gathered from its receipts."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from sft.site import Site
 from sft.step import log
 
 URL_VARIABLE = "SFT_REGISTRY_URL"
+# What wandb prints when a run begins, and again when it ends.
+WANDB_LINK = re.compile(rb"https?://[\w.:-]+/[\w.-]+/[\w.-]+/runs/[\w-]+")
+LINK_BYTES = 4 << 20  # of an attempt's output, from its beginning
 
 
 def registry_url(registry_file: Path) -> str:
@@ -64,14 +69,14 @@ def build_registration(
         base_model=experiment.model.registry_name,
         declare_base=experiment.model.declare,
         datasets=rows,
-        agent_name=rows[0].name.rpartition("/")[2] if len(rows) == 1 else experiment.mix.name,
+        agent_name=experiment.agent or default_agent(experiment, rows),
         created_by=organisation,
         creation_location=site.name,
         weights_location=uploaded["location"],
         training_start=datetime.fromisoformat(trained["started"]),
         training_end=datetime.fromisoformat(trained["finished"]),
         training_parameters={
-            "config_blob": f"{uploaded['location']}/config.json",
+            "config_blob": config_link(uploaded["location"]),
             "hf_repo": experiment.hub_id,
             "config": dict(experiment.config),
             "num_nodes": trained["attempts"][-1]["num_nodes"],
@@ -79,8 +84,30 @@ def build_registration(
             "dataset_revisions": [each["revision"] or each["sha256"] for each in datasets],
             "fingerprint": trained["fingerprint"],
         },
+        wandb_link=wandb_link(trained["attempts"]),
         take_over=experiment.take_over,
     )
+
+
+def default_agent(experiment: Experiment, datasets: tuple[DatasetRow, ...]) -> str:
+    """The agent's name where its row gives none: the dataset's without its owner, or the mix's."""
+    return datasets[0].name.rpartition("/")[2] if len(datasets) == 1 else experiment.mix.name
+
+
+def config_link(location: str) -> str:
+    """Where the config of an uploaded release is read: a page of the hub, or a file."""
+    on_hub = location.startswith(("https://", "http://"))
+    return f"{location}/blob/main/config.json" if on_hub else f"{location}/config.json"
+
+
+def wandb_link(attempts: Iterable[Mapping[str, Any]]) -> str | None:
+    """The page that the newest attempt's output names; None where no attempt had one."""
+    for attempt in reversed(list(attempts)):
+        with suppress(FileNotFoundError), open(attempt["log"], "rb") as output:
+            output.seek(attempt["log_start"])
+            if found := WANDB_LINK.search(output.read(LINK_BYTES)):
+                return found[0].decode()
+    return None
 
 
 def _dataset_row(

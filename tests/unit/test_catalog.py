@@ -130,6 +130,7 @@ def test_good_name_passes(inputs, name):
         {"sites": "elsewhere, cluster"},
         {"hub_id": "org/my-model.v2"},
         {"hub_id": "org/" + "x" * 92},
+        {"register": "true", "agent": "my agent"},
         {"register": "true", "take_over": "TRUE", "trust_remote_code": "false"},
         {"model": "big", "mix": "tools", "num_nodes": "8"},
         {"base_config": "smoke", "template": "qwen3", "per_device_train_batch_size": "1"},

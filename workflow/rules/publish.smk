@@ -17,6 +17,7 @@ REGISTRATION = {
         "take_over": each.take_over,
         "base_model": each.model.registry_name,
         "declare_base": each.model.declare,
+        **({"agent": each.agent} if each.agent else {}),
     }
     for name, each in EXPERIMENTS.items()
 }
