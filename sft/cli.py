@@ -23,7 +23,9 @@ from sft.gate.gate import judge_findings, summaries
 from sft.gate.preview import Sample, preview_text, wants_color
 from sft.plan_text import list_findings, list_plans, make_plans, plan_page, sum_up
 from sft.receipt import read_receipt
-from sft.registration import registry_place
+from sft.registration import registry_place, registry_url
+from sft.registry import list_models
+from sft.registry_text import models_text
 from sft.request import read_requests
 from sft.results import result_line
 from sft.site import Site
@@ -72,6 +74,11 @@ def main() -> None:
     consolidate.add_argument("--dtype", choices=DTYPES, help="of all weights; else the trainer's")
     consolidate.add_argument("--base", type=Path, help="a model with its config and tokenizer")
     consolidate.set_defaults(run=consolidate_checkpoint)
+    registry = commands.add_parser("registry", help="the registry of models")
+    listing = registry.add_subparsers(required=True).add_parser("list", help="what is registered")
+    _add_site(listing)
+    listing.add_argument("model", nargs="*", help="a name, or a pattern such as 'laion/*'")
+    listing.set_defaults(run=print_registry)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -99,6 +106,13 @@ def print_results(arguments: argparse.Namespace) -> None:
     if report.exists():
         print(f"\nreport    {report}")
     print(f"registry  {registry_place(registry_file(config))}")
+
+
+def print_registry(arguments: argparse.Namespace) -> None:
+    """Print the registered models in a table, and which registry that is."""
+    file = registry_file(read_config(arguments.profile, arguments.configfile))
+    print(models_text(list_models(registry_url(file)), arguments.model))
+    print(f"\nregistry  {registry_place(file)}")
 
 
 def print_plan(arguments: argparse.Namespace) -> None:

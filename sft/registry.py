@@ -163,7 +163,7 @@ def register(url: str, registration: Registration) -> dict:
     or the registry cannot be reached or refuses.
     """
     with _open_registry(url) as engine:
-        if engine.dialect.name == "sqlite" and engine.url.database:
+        if _is_file(engine):
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
         with _begin_locked(engine, {TABLES_LOCK}) as connection:
             METADATA.create_all(connection)
@@ -174,14 +174,44 @@ def register(url: str, registration: Registration) -> dict:
 
 
 def list_models(url: str) -> list[dict]:
-    """The rows of `models` by name, with the columns that the registry has; [] without a table."""
-    with _open_registry(url) as engine, engine.connect() as connection:
-        if not sa.inspect(connection).has_table(MODELS.name):
-            return []
-        present = _column_names(connection, MODELS)
-        columns = [column for column in MODELS.c if column.name in present]
-        rows = connection.execute(sa.select(*columns).order_by(MODELS.c.name, MODELS.c.id))
-        return [dict(row) for row in rows.mappings()]
+    """The rows of `models` by name, with the columns that the registry has; [] without a table.
+
+    Each has two keys more: `base_model`, a name or None, and `datasets`, a list of names.
+    """
+    with _open_registry(url) as engine:
+        if _is_file(engine) and not Path(engine.url.database).exists():
+            return []  # to open it would make it
+        with engine.connect() as connection:
+            if not sa.inspect(connection).has_table(MODELS.name):
+                return []
+            return list(_named_models(connection))
+
+
+def _is_file(engine: sa.Engine) -> bool:
+    return bool(engine.dialect.name == "sqlite" and engine.url.database)
+
+
+def _named_models(connection: sa.Connection) -> Iterator[dict]:
+    present = _column_names(connection, MODELS)
+    columns = [column for column in MODELS.c if column.name in present]
+    rows = connection.execute(sa.select(*columns).order_by(MODELS.c.name, MODELS.c.id)).mappings()
+    models, datasets = [dict(row) for row in rows], {}
+    if sa.inspect(connection).has_table(DATASETS.name):
+        found = connection.execute(sa.select(DATASETS.c.id, DATASETS.c.name))
+        datasets = {row.id: row.name for row in found}
+    names = {row["id"]: row["name"] for row in models}
+    for row in models:
+        base = names.get(row.get("base_model_id"))
+        yield row | {"base_model": base, "datasets": _dataset_names(row, datasets)}
+
+
+def _dataset_names(row: dict, names: dict[str, str]) -> list[str]:
+    """The datasets of a model's row, wherever `_mix_values` put them."""
+    if row.get("dataset_id"):
+        return [names.get(row["dataset_id"], row["dataset_id"])]
+    if row.get("dataset_names"):
+        return row["dataset_names"].split(",")
+    return (row["training_parameters"] or {}).get("dataset_names", [])
 
 
 def _write_rows(connection: sa.Connection, registration: Registration) -> dict:

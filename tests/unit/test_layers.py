@@ -44,7 +44,7 @@ LAYERS = (
     ("tokens", "render", "provenance", "delphi"),
     ("gate.gate", "assembly"),
     # What people call.
-    ("results", "status_text", "doctor", "alone"),
+    ("results", "status_text", "registry_text", "doctor", "alone"),
     ("cli",),
     ("__main__",),
 )
@@ -82,6 +82,7 @@ PACKAGES = {
     "gate.preview": {"jinja2", "markupsafe"},
     "plan_text": {"tabulate"},
     "registry": {"sqlalchemy"},
+    "registry_text": {"tabulate"},
     "launch": {"jinja2"},
     "cli": {"tabulate"},
     "doctor": {"packaging"},

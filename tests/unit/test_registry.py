@@ -504,6 +504,25 @@ def test_models_are_listed_with_the_columns_that_the_table_has(team_file):
     assert row["creation_time"] == datetime(2025, 1, 2, 2, 4, 5, tzinfo=UTC)
 
 
+def test_listed_model_names_its_base_and_its_datasets(url):
+    register(url, MIX)
+    row = model(url)
+    assert (row["base_model"], row["datasets"]) == ("Qwen/Qwen3-8B", ["laion/b", "laion/a"])
+    register(url, REGISTRATION)
+    assert model(url)["datasets"] == ["laion/traces"]
+    assert model(url, "Qwen/Qwen3-8B")["base_model"] is None
+
+
+def test_listed_model_of_older_tables_names_its_mix(old_team):
+    register(old_team, MIX)
+    assert model(old_team)["datasets"] == ["laion/b", "laion/a"]
+
+
+def test_list_of_a_file_that_is_not_there_makes_none(sqlite_file):
+    assert list_models(f"sqlite:///{sqlite_file}") == []
+    assert not sqlite_file.exists()
+
+
 def test_models_of_a_registry_without_tables_are_none(url):
     assert list_models(url) == []
 
