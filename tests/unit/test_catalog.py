@@ -103,6 +103,13 @@ def test_row_becomes_an_experiment(inputs):
     assert (experiment.model.folder, experiment.num_nodes) == ("small", 1)
 
 
+def test_repository_is_public_unless_its_row_says_private(inputs):
+    inputs.rows({"private": "true"}, {"name": "open"}, {"name": "open-too", "private": "false"})
+    experiments = inputs.read().experiments
+
+    assert [each.name for each in experiments.values() if each.private] == ["run"]
+
+
 def test_cells_override_the_base_config_and_empty_ones_do_not(inputs):
     inputs.rows({"learning_rate": "2e-5", "bf16": "true"}, {"name": "other"})
     experiments = inputs.read().experiments
@@ -345,6 +352,7 @@ def test_second_row_of_a_hub_id_is_refused_whatever_its_case_or_site(inputs, hub
         ("num_nodes", "24", "found 24, expected at most 16 at cluster"),
         ("register", "yes", "found 'yes', expected true or false"),
         ("register", "1", "found 1, expected true or false"),
+        ("private", "yes", "found 'yes', expected true or false"),
         ("trust_remote_code", "on", "found 'on', expected true or false"),
         ("learning_rate", "nan", "found 'nan', expected a finite number"),
         ("learning_rate", ".nan", "found nan, expected a finite number"),
