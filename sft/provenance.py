@@ -49,6 +49,7 @@ def gather_provenance(
             "template": experiment.template,
             "base_config": Path(experiment.base_config).name,
             "fingerprint": trained["fingerprint"],
+            "tokens": tokens["key"],
         },
         base_model=_pinned(model) | _preparation(model),
         datasets=[_pinned(each) | _counts(tokens["sources"][each["name"]]) for each in datasets],

@@ -57,7 +57,10 @@ def gather(tmp_path: Path):
             *(with_config(template="qwen3"), SITE),
             model=pinned("base"),
             datasets=[pinned("web")],
-            tokens={"sources": {"web": source}, "versions": {"transformers": "5.6.0"}},
+            tokens={
+                **{"key": "e" * 64, "sources": {"web": source}},
+                "versions": {"transformers": "5.6.0"},
+            },
             trained=trained,
             checked={"accepted": []},
             weights=weights or {"weights": "/w", "layout": "safetensors"},

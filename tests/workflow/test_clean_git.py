@@ -26,6 +26,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = copy_checkout(tmp_path_factory.mktemp("clean"))
     install_stub(project)
     shutil.copy(CHECKOUT / ".gitignore", project.root)
+    with open(project.root / ".venv-llamafactory" / "bin" / "activate", "a") as activate:
+        activate.write('[ ! -e results/change ] || echo "# meanwhile" >> config/mixes.yaml\n')
     project.replace("config/config.yaml", "require_clean_git: false", "require_clean_git: true")
     (project.root / "config" / "experiments.tsv").write_text(TABLE)
     remote = tmp_path_factory.mktemp("remote")
@@ -72,6 +74,16 @@ def test_record_of_a_release_names_each_job_and_no_place_of_this_computer(clean,
     assert made["training"]["throughput"]["step_s"] == 0.5
 
 
+def test_release_that_is_made_anew_is_the_same_byte_for_byte(clean, released):
+    before = read_json(released.parent / "release.json")["made"]
+
+    ran = clean.snakemake("--cores", "1", "-R", "assemble_release", "--until", "assemble_release")
+
+    assert ran.code == 0, ran.text
+    assert read_json(released.parent / "release.json")["made"] == before
+    assert "weights: 1 taken from the release of before" in ran.text
+
+
 def test_dry_run_of_changed_code_warns(changed):
     ran = changed.snakemake("--dry-run")
 
@@ -88,6 +100,19 @@ def test_run_of_changed_code_is_refused_before_it_begins(changed, released):
     assert (released.parent / "release.json").exists()
 
 
+def test_release_of_code_that_changes_after_the_start_is_refused(clean, released):
+    change = clean.root / "results" / "change"
+    change.touch()
+
+    ran = clean.snakemake("--cores", "1", "results/runs/clean/release.json", "-R", "render")
+
+    change.unlink()
+    git(clean, "checkout", "config/mixes.yaml")
+    assert ran.code != 0
+    assert "clean, require_clean_git, the release: " in ran.text
+    assert "attempt 1" not in ran.text
+
+
 def test_run_of_code_that_is_not_pushed_is_refused(clean, released):
     git(clean, "commit", "--allow-empty", "-m", "here alone")
 
@@ -96,13 +121,3 @@ def test_run_of_code_that_is_not_pushed_is_refused(clean, released):
     git(clean, "reset", "--hard", "HEAD~1")
     assert ran.code != 0
     assert "is in no branch of a remote; git push" in ran.text
-
-
-def test_release_that_is_made_anew_is_the_same_byte_for_byte(clean, released):
-    before = read_json(released.parent / "release.json")["made"]
-
-    ran = clean.snakemake("--cores", "1", "-R", "assemble_release", "--until", "assemble_release")
-
-    assert ran.code == 0, ran.text
-    assert read_json(released.parent / "release.json")["made"] == before
-    assert "weights: 1 taken from the release of before" in ran.text
