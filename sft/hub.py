@@ -12,7 +12,11 @@ from httpx2 import Client, Response, Timeout, TransportError
 from huggingface_hub import set_client_factory
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import parse_ratelimit_headers
+from huggingface_hub.utils import (
+    disable_progress_bars,
+    enable_progress_bars,
+    parse_ratelimit_headers,
+)
 from huggingface_hub.utils._http import default_client_factory
 
 from sft.errors import SftError
@@ -44,13 +48,15 @@ class _Relay(logging.Handler):
 
 @contextmanager
 def patient_client() -> Iterator[None]:
-    """Let the client give up on what is silent, and the log hold what it says of its retries."""
+    """Let the client give up on what is silent, draw no bars, and tell the log of its retries."""
     client = logging.getLogger("huggingface_hub")
     before, client.handlers = client.handlers, [_Relay()]
     set_client_factory(_client_that_gives_up)
+    disable_progress_bars()
     try:
         yield
     finally:
+        enable_progress_bars()
         set_client_factory(default_client_factory)
         client.handlers = before
 

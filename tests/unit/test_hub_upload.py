@@ -388,6 +388,7 @@ def test_progress_of_a_slow_upload_is_told(upload, hub):
     hub.bytes_per_s = 2e6
     upload.run("import sft.step\nsft.step.Progress.__init__.__defaults__ = (0.2,)\nupload()")
     assert re.search(rf"upload to {REPOSITORY}: 0.0 of 0.0 GB, .* s left", upload.output)
+    assert "%|" not in upload.output, "a bar in the log"
 
 
 # --- what does not pass --------------------------------------------------------------------------
