@@ -20,8 +20,9 @@ rule all:
     """Every experiment of the table that belongs to this site: published, and registered if asked."""
     default_target: True
     input:
-        expand("<results>/runs/{experiment}/uploaded.json", experiment=EXPERIMENTS),
+        expand("<results>/runs/{experiment}/uploaded.json", experiment=ASKED),
         expand("<results>/runs/{experiment}/registered.json", experiment=REGISTERED),
+        list(CLEANED.values()),
     localrule: True
 
 

@@ -40,6 +40,7 @@ from sft.checkpoint import (
     set_aside_broken_checkpoints,
     step_of,
 )
+from sft.cleaned import refuse_cleaned
 from sft.endings import Kind
 from sft.environment import REPOSITORY
 from sft.errors import SftError
@@ -158,6 +159,7 @@ class Attempt:
         folder = self.run.checkpoints
         if finished := finished_folder(folder):
             return f"the run is complete ({finished}); nothing to do"
+        refuse_cleaned(folder)
         configured = Path(read_yaml(self.run.config)["output_dir"])
         if configured != folder:
             return f"the row was changed: it trains {configured} now; this job leaves {folder} be"

@@ -347,6 +347,18 @@ def science(experiment: Experiment) -> dict[str, Any]:
     return token_science(experiment) | BACKENDS[experiment.backend].science(experiment.config)
 
 
+def published_facts(experiment: Experiment) -> dict[str, Any]:
+    """Everything that decides what is published of an experiment, and as what."""
+    return science(experiment) | {
+        "accepted": list(experiment.accepted),
+        "hub_id": experiment.hub_id,
+        "private": experiment.private,
+        "register": experiment.register,
+        "agent": experiment.agent,
+        "base_model": experiment.model.registry_name,
+    }
+
+
 def rendered_facts(experiment: Experiment, site: Site) -> dict[str, Any]:
     """Everything that train.yaml and launch.sh say and that is known before anything is fetched."""
     config = experiment.config

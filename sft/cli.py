@@ -6,12 +6,14 @@ import shutil
 import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 
 from tabulate import tabulate
 
 from sft.alone import DTYPES, consolidate_alone
 from sft.catalog import Catalog, decisions_name, read_catalog, tokens_name
+from sft.clean import delete, find_surplus, surplus_text
 from sft.config import read_config, registry_file, results_folder, site_names
 from sft.doctor import Printer, has_fault, run_doctor
 from sft.doctor import sum_up as sum_up_checks
@@ -79,6 +81,11 @@ def main() -> None:
     _add_site(listing)
     listing.add_argument("model", nargs="*", help="a name, or a pattern such as 'laion/*'")
     listing.set_defaults(run=print_registry)
+    clean = commands.add_parser("clean", help="what a published run needs no more; delete it")
+    _add_site(clean)
+    clean.add_argument("experiment", help="a name")
+    clean.add_argument("--yes", action="store_true", help="delete what is listed")
+    clean.set_defaults(run=clean_run)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
@@ -209,6 +216,20 @@ def consolidate_checkpoint(arguments: argparse.Namespace) -> None:
             arguments.dtype,
             arguments.base,
         )
+
+
+def clean_run(arguments: argparse.Namespace) -> None:
+    """Print what can go of a published run, and delete it where that is asked for."""
+    config = read_config(arguments.profile, arguments.configfile)
+    catalog = read_catalog(config, site_names())
+    experiment = catalog.experiments[_choose(catalog, [escape(arguments.experiment)])[0]]
+    surplus = find_surplus(experiment, Facts(catalog, results_folder(config)))
+    print(surplus_text(surplus))
+    if surplus.entries and arguments.yes:
+        delete(surplus, catalog.site)
+        print("deleted; receipts, logs and losses stay")
+    elif surplus.entries:
+        print("nothing was deleted; with --yes it is")
 
 
 def _profile_file(profile: Path) -> Path:

@@ -11,6 +11,7 @@ from sft import local
 from sft.attempt import CONFIG
 from sft.attempts import Beginnings, begin, end, list_attempts, newest_series
 from sft.checkpoint import finished_folder, weights_folder
+from sft.cleaned import refuse_cleaned
 from sft.endings import Ending, Kind
 from sft.errors import SftError
 from sft.files import read_json, read_yaml, write_text
@@ -30,11 +31,13 @@ def train(site: Site, run: Path, world_size: int, keep: int) -> dict[str, Any]:
 
     A complete run is left as it is; a training that a killed driver left is attached to, never
     doubled; a broken checkpoint is put aside, and the trainer goes on from the newest whole one.
-    `keep` is how many whole checkpoints stay, 0 for all. Raises SftError where training fails or
-    this process is told to stop.
+    `keep` is how many whole checkpoints stay, 0 for all. Raises SftError where training fails,
+    where this process is told to stop, and where the run was cleaned up.
     """
     run = run.resolve()
     checkpoints = Path(read_yaml(run / CONFIG)["output_dir"])
+    if not finished_folder(checkpoints):
+        refuse_cleaned(checkpoints)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         if site.launcher == "local":

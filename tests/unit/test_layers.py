@@ -18,7 +18,7 @@ LAYERS = (
     ("gate.preview", "gate.conversation", "revision"),
     ("endings", "request", "rejection", "hub_token"),
     ("files", "step", "shards", "gate.checks", "gate.serving", "gate.structure", "gate.rows"),
-    ("receipt", "schema", "config", "locks", "weights", "metadata", "tensor_names"),
+    ("receipt", "cleaned", "schema", "config", "locks", "weights", "metadata", "tensor_names"),
     ("gate.comparison", "gate.roles", "gate.verdict", "gate.tally"),
     ("progress", "chain", "attempts", "publishable"),
     ("model", "mix", "site", "sizes", "gate.inspection", "gate.vocabulary"),
@@ -44,7 +44,7 @@ LAYERS = (
     ("tokens", "render", "provenance", "delphi"),
     ("gate.gate", "assembly"),
     # What people call.
-    ("results", "status_text", "registry_text", "doctor", "alone"),
+    ("results", "status_text", "registry_text", "clean", "doctor", "alone"),
     ("cli",),
     ("__main__",),
 )
@@ -84,6 +84,7 @@ PACKAGES = {
     "registry": {"sqlalchemy"},
     "registry_text": {"tabulate"},
     "launch": {"jinja2"},
+    "clean": {"tabulate"},
     "cli": {"tabulate"},
     "doctor": {"packaging"},
 }

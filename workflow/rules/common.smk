@@ -18,12 +18,14 @@ from sft.backends import BACKENDS
 from sft.catalog import (
     decisions_name,
     local_files,
+    published_facts,
     read_catalog,
     rendered_facts,
     token_science,
     tokens_name,
 )
-from sft.config import registry_file, site_names, upload_folder
+from sft.cleaned import find_note
+from sft.config import registry_file, results_folder, site_names, upload_folder
 from sft.environment import REPOSITORY, use_hub_cache
 from sft.errors import SftError
 from sft.files import read_yaml
@@ -45,7 +47,14 @@ except SftError as error:
 SITE = CATALOG.site
 EXPERIMENTS = CATALOG.experiments
 TOKENS = {name: tokens_name(experiment) for name, experiment in EXPERIMENTS.items()}
-REGISTERED = [name for name, experiment in EXPERIMENTS.items() if experiment.register]
+# Runs that were published and cleaned up: nothing of them is asked for, lest it is made again.
+CLEANED = {
+    name: str(note)
+    for name, each in EXPERIMENTS.items()
+    if (note := find_note(results_folder(config) / "runs" / name, published_facts(each)))
+}
+ASKED = [name for name in EXPERIMENTS if name not in CLEANED or "--report" in sys.argv]
+REGISTERED = [name for name in ASKED if EXPERIMENTS[name].register]
 NETWORK_IS_HERE = SITE.network_on == "here"
 # Experiments with the same tokens that accept the same faults are checked once.
 DECISIONS = {(TOKENS[name], decisions_name(each)): each for name, each in EXPERIMENTS.items()}
@@ -57,6 +66,8 @@ use_hub_cache(SITE)
 # Locks that a killed snakemake left have to go before Snakemake looks at them, which it does after
 # the Snakefile is read; it does not say before that whether this is a dry run.
 if workflow.is_main_process:
+    if CLEANED:
+        logger.info(f"published and cleaned up, and left so: {', '.join(CLEANED)}")
     DRY_RUN = bool({"-n", "--dry-run", "--dryrun"} & set(sys.argv))
     if not DRY_RUN:
         hold_folder(Path(".snakemake"))
