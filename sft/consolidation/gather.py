@@ -30,12 +30,11 @@ from sft.consolidation.zero import read_zero
 from sft.errors import SftError, raise_faults
 from sft.files import hash_json, list_files, new_folder, read_json, write_json
 from sft.step import Progress, log
+from sft.tensor_names import plain_name
 from sft.weights import TORCH_DTYPES
 
 RECORD, LOCK = "done.json", "lock"
 GB = 1e9
-# Wrappers that trainers leave in the names of tensors.
-WRAPPERS = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.")
 BESIDE = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"),
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
@@ -113,19 +112,13 @@ def name_tensors(
     made = {}
     for name, tensor in found.items():
         wanted = dtype if dtype and tensor.dtype in FLOATS else tensor.dtype
-        plain = _plain(name)
+        plain = plain_name(name)
         if plain in made:
             raise SftError(f"two tensors are named {plain} but for wrappers; expected one")
         made[plain] = replace(tensor, dtype=wanted)
     if not made:
         raise SftError("the shards hold no tensor")
     return made
-
-
-def _plain(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _write_weights(

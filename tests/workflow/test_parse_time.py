@@ -15,6 +15,7 @@ HEAVY = ("torch", "transformers", "datasets", "huggingface_hub", "matplotlib", "
 STAGES = {
     *("sft.fetch", "sft.sources", "sft.tokens", "sft.render", "sft.train", "sft.local"),
     *("sft.checkpoint", "sft.shards", "sft.release", "sft.card", "sft.plot", "sft.provenance"),
+    *("sft.assembly", "sft.placement", "sft.metadata", "sft.throughput", "sft.tensor_names"),
     *("sft.upload", "sft.registry", "sft.registration"),
 }
 
