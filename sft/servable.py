@@ -9,6 +9,8 @@ from sft.errors import SftError
 from sft.files import read_json
 from sft.publishable import TEMPLATE, without_paths
 
+# What transformers 5 saves of where it had loaded a tokenizer from.
+OF_THE_LOADER = {"is_local", "local_files_only", "name_or_path"}
 ROPE_KEYS = {"rope_theta", "partial_rotary_factor"}
 EXTRA, ADDITIONAL, NAMED = (
     *("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"),
@@ -41,7 +43,8 @@ def read_chat_template(folder: Path) -> str:
 
 def servable_tokenizer(config: Mapping[str, Any], template: str, with_code: bool) -> dict[str, Any]:
     """A tokenizer_config.json with its template that transformers 4.57 reads as 5 does."""
-    fixed = {**without_paths(config), "chat_template": template}
+    kept = {key: value for key, value in config.items() if key not in OF_THE_LOADER}
+    fixed = {**without_paths(kept), "chat_template": template}
     listed = config.get(EXTRA)
     if isinstance(listed, list):
         # 4.57 expects a mapping under this key, and the list under the older one, which 5 reads

@@ -70,6 +70,8 @@ def test_transformers_finds_the_tokens_that_it_saved_itself(tmp_path):
     config = servable_tokenizer(saved, TEMPLATE, with_code=False)
     loaded = load(tmp_path, config)
 
+    assert saved["is_local"] is True
+    assert "is_local" not in config
     assert config["extra_special_tokens"] == {"image_token": "<z>"}
     assert set(loaded.all_special_tokens) == set(first.all_special_tokens) == {"<y>", "<z>"}
     assert loaded.image_token == "<z>"
