@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+import pytest
 
 DEBIAN = Path("/usr/lib/postgresql")
 USERS = ("postgres", "nobody")  # of whom one runs it where the tests belong to root
@@ -121,11 +122,14 @@ def _user_without_rights() -> pwd.struct_passwd | None:
 
 
 @contextmanager
-def running_postgres(programs: Path) -> Iterator[Postgres]:
-    """A server of its own, stopped at the end, its folder removed.
+def running_postgres() -> Iterator[Postgres]:
+    """A server of its own, stopped at the end, its folder removed; a skip where none is installed.
 
     The folder is not below pytest's own, which is closed to all but the user who runs the tests.
     """
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no Postgres here: apt-get install postgresql, or `make postgres` as root")
     with tempfile.TemporaryDirectory(prefix="sft-postgres-") as folder:
         server = Postgres(programs, Path(folder))
         try:

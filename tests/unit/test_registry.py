@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from sft.registry import DatasetRow, Registration, RegistryError, list_models, register
-from tests.postgres import PASSWORD, Postgres, find_programs, running_postgres
+from tests.postgres import PASSWORD, Postgres, running_postgres
 
 TEAM_SQL = Path(__file__).parents[1] / "data" / "team_registry.sql"
 START = datetime(2026, 3, 1, 8, 30, tzinfo=UTC)
@@ -47,10 +47,7 @@ MIX = replace(REGISTRATION, datasets=(dataset("laion/b"), dataset("laion/a")))
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    programs = find_programs()
-    if programs is None:
-        pytest.skip("no Postgres here: apt-get install postgresql, or `make postgres` as root")
-    with running_postgres(programs) as server:
+    with running_postgres() as server:
         yield server
 
 
