@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sft.cleaned import refuse_cleaned
 from sft.environment import REPOSITORY
 from sft.errors import raise_faults
 from sft.experiment import Experiment
@@ -29,6 +30,7 @@ def release_experiment(
     or where the site asks for clean code and this is none.
     """
     made = {name: read_receipt(path) for name, path in receipts.items()}
+    refuse_cleaned(Path(made["trained"]["checkpoints"]))
     provenance = gather_provenance(experiment, site, datasets=read_receipts(datasets), **made)
     if site.require_clean_git:
         raise_faults(code_faults(provenance))

@@ -118,8 +118,9 @@ def delete(surplus: Surplus, site: Site) -> None:
         trash.mkdir(exist_ok=True)
         paths = [path for each in surplus.entries for path in each.paths if path != trash]
         for number, path in enumerate(paths):
-            path.rename(trash / f"{this_process()}-{number}-{path.name}")
-    shutil.rmtree(trash)
+            with suppress(FileNotFoundError):  # another clean-up was first
+                path.rename(trash / f"{this_process()}-{number}-{path.name}")
+        shutil.rmtree(trash)
 
 
 # --- whether anything may go ---------------------------------------------------------------------

@@ -30,7 +30,10 @@ def find_note(run: Path, row: Mapping[str, Any]) -> Path | None:
 
 
 def refuse_cleaned(checkpoints: Path) -> None:
-    """Raise SftError where a run was cleaned up: a trainer would begin it all over again."""
+    """Raise SftError where a run was cleaned up: nothing of it is left to go on from.
+
+    A trainer would begin it all over again.
+    """
     path = checkpoints / NOTE
     if not path.exists():
         return

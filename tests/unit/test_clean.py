@@ -353,6 +353,13 @@ def test_link_in_the_place_of_the_trash_is_refused(published, tmp_path):
     assert "a link is in the way" in published.refusal()
 
 
+def test_two_clean_ups_at_once_end_as_one(published):
+    first, second = published.surplus(), published.surplus()
+    delete(first, published.site)
+    delete(second, published.site)
+    assert published.files() == expected_files(published)
+
+
 # --- killed --------------------------------------------------------------------------------------
 
 

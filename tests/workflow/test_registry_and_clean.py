@@ -170,6 +170,15 @@ def test_results_and_status_know_it_as_published(cleaned):
     assert "registered" in cleaned.project.run_cli("status").text
 
 
+def test_cleaned_run_cannot_be_published_under_another_name(cleaned):
+    cleaned.project.replace("config/config.yaml", "namespace: laion", "namespace: mine")
+    ran = cleaned.project.snakemake("--cores", "1")
+    cleaned.project.replace("config/config.yaml", "namespace: mine", "namespace: laion")
+    assert ran.code != 0
+    assert "put its row back as it was" in ran.text.replace("\n", " ")
+    assert "Nothing to be done" in cleaned.project.snakemake("--cores", "1").text
+
+
 def test_run_that_is_asked_for_by_force_is_refused_and_not_trained(cleaned):
     starts = cleaned.project.starts()
     ran = cleaned.project.snakemake(
