@@ -16,6 +16,7 @@ from sft.servable import (
     read_chat_template,
     servable_config,
     servable_generation,
+    servable_processor,
     servable_tokenizer,
 )
 from sft.weights import count_parameters, weights_dtype
@@ -81,7 +82,9 @@ def assemble_release(
     with new_folder(release) as partial:
         placed = place_weights(weights, partial, release, known)
         _copy(AS_THEY_ARE, weights, partial)
-        _copy(PROCESSORS, base_model, partial)
+        for name in PROCESSORS:
+            if processor := _read_if_there(base_model / name):
+                write_json(partial / name, servable_processor(processor))
         if not any((partial / name).exists() for name in VOCABULARIES):
             raise SftError(f"{weights}: no vocabulary, expected one of {', '.join(VOCABULARIES)}")
         code = _copy_code(weights, base_model, partial) if with_code else []

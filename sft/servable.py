@@ -95,6 +95,11 @@ def servable_generation(
     return {**without_paths(base), "eos_token_id": list(stops)}
 
 
+def servable_processor(base: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's processor without a chat template: it would be served before the trained one."""
+    return {key: value for key, value in base.items() if key != "chat_template"}
+
+
 def without_code(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config that names no Python file: none comes with it."""
     return {key: value for key, value in config.items() if key != "auto_map"}

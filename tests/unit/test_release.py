@@ -69,6 +69,11 @@ def test_processor_files_come_from_the_base_where_it_has_them(weights, base, nam
     assert set(list_files(release)) == {*SERVED, name}
 
 
+def test_chat_template_in_a_processor_of_the_base_is_left_out(weights, base):
+    (base / "processor_config.json").write_text('{"size": 1, "chat_template": "of the base"}')
+    assert read_json(assemble(weights, base) / "processor_config.json") == {"size": 1}
+
+
 def test_generation_config_comes_from_the_base_where_training_saved_none(weights, base):
     (weights / "generation_config.json").unlink()
     change_json(weights / "config.json", eos_token_id=2)
