@@ -59,8 +59,19 @@ def check(config: Path) -> None:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        _compile_nothing()
     get_train_args(arguments)
     print("the trainer's own parser accepts", config)
+
+
+def _compile_nothing() -> None:
+    """Let DeepSpeed do without what it compiles where there is no GPU, for processes of one host.
+
+    It takes a minute, in the user's cache, where the lock of a killed one stops all others for ever.
+    """
+    from deepspeed.comm import torch as backend
+
+    backend.build_shm_op = lambda: None
 
 
 def train(config: Path, world_size: int) -> None:

@@ -1,5 +1,8 @@
 """What the real LLaMA-Factory leaves in ZeRO-3 shards is what it gathers from them itself."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,20 @@ def trained(request, tmp_path_factory) -> Path:
     codes = train(config, 2, SFT_ON_CPU=1)
     assert codes == [0, 0], (folder / "run" / "0.log").read_text()[-3000:]
     return folder / "run" / "out"
+
+
+def test_check_of_a_config_compiles_nothing(trained, tmp_path):
+    """It runs where there is no GPU, and a compiler's stale lock would stop it for ever."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "sft.trainers.llamafactory", "check", trained.parent / "train.yaml"],
+        cwd=CHECKOUT,
+        env=os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert "own parser accepts" in ran.stdout, ran.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ LAYERS = (
     ("hub", "hub_repository", "folder_upload"),
     ("consolidation",),
     ("hub_upload", "fetch", "release", "registration", "settle", "conversations", "consolidate"),
-    ("attempt", "upload"),
+    ("attempt", "upload", "published"),
     ("links",),
     ("train", "status", "drive"),
     ("tokens", "render", "provenance", "delphi"),
@@ -67,6 +67,7 @@ PACKAGES = {
     "hub": {"huggingface_hub", "httpx2"},
     "hub_repository": {"huggingface_hub"},
     "hub_upload": {"huggingface_hub"},
+    "published": {"huggingface_hub", "httpx2"},
     "sources": {"pyarrow"},
     "gate.rows": {"datasets", "pandas", "pyarrow"},
     "row_counts": {"pyarrow"},
@@ -95,7 +96,7 @@ LIGHT = {"yaml", "jsonschema", "pandas", "packaging", "numpy", "pyarrow", "tabul
 # Inside a trainer's environment: the trainer, and what it is made of itself.
 TRAINERS = {
     "llamafactory": {
-        *("llamafactory", "torch", "transformers", "datasets", "omegaconf"),
+        *("llamafactory", "torch", "transformers", "datasets", "omegaconf", "deepspeed"),
     },
     "axolotl": {
         *("axolotl", "torch", "transformers", "tokenizers", "datasets", "jinja2", "yaml"),
