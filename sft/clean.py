@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from sft.facts import Facts
 from sft.files import hash_file, read_json, read_yaml
 from sft.local import claim, find
 from sft.process import parse_process_id, this_process
+from sft.published import publication_faults
 from sft.receipt import now
 from sft.site import Site
 
@@ -77,9 +77,11 @@ def find_surplus(experiment: Experiment, facts: Facts) -> Surplus:
             *_broken_links(run),
             *_place_faults(run, checkpoints, made["trained"]),
             *_row_faults(experiment, facts, checkpoints, location),
-            *_upload_faults(run, location, read_json(run / "release.json")["made"]["files"]),
+            *_copy_faults(run, location),
         ]
     )
+    files = read_json(run / "release.json")["made"]["files"]
+    raise_faults(publication_faults(made["uploaded"], experiment.hub_id, files))
     raise_faults(_running(run, facts.catalog.site))
     return Surplus(experiment, run, checkpoints, location, tuple(_entries(run, checkpoints)))
 
@@ -192,28 +194,9 @@ def _row_faults(
         )
 
 
-def _upload_faults(run: Path, location: str, files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Why an upload cannot be relied upon; of the hub its receipt tells, which compared hashes."""
-    if location.startswith(("https://", "http://")):
-        return
-    target = Path(location)
-    if target.resolve().is_relative_to(run):
-        yield f"{target}: lies in the run's own folder, so it is no copy elsewhere"
-        return
-    for each in files:
-        found = _regular_size(target / each["path"])
-        if found != each["size"]:
-            yield (
-                f"{target / each['path']}: found {'no file' if found is None else found}, expected "
-                f"{each['size']} bytes; upload it again: snakemake -R upload"
-            )
-
-
-def _regular_size(path: Path) -> int | None:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        found = path.lstat()
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
-    return None
+def _copy_faults(run: Path, location: str) -> Iterator[str]:
+    if Path(location).resolve().is_relative_to(run):
+        yield f"{location}: lies in the run's own folder, so it is no copy elsewhere"
 
 
 def _running(run: Path, site: Site) -> Iterator[str]:

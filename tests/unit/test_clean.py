@@ -2,12 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sft import slurm
+from sft.attempt import Attempt, Run, find_place
 from sft.catalog import published_facts
 from sft.clean import Surplus, delete, find_surplus, surplus_text
 from sft.cleaned import find_note, refuse_cleaned
@@ -19,6 +21,8 @@ from sft.process import this_process
 from sft.receipt import Clock, read_receipt, write_receipt
 from sft.slurm import Job, job_name
 from sft.train import train
+from tests.hub import Hub
+from tests.hub_base import Refused
 from tests.unit.killing import kill_at_wait
 from tests.unit.planning import catalog_of, changed
 from tests.unit.standing import HERE, ROW, Results
@@ -105,11 +109,11 @@ class Published:
         write_json(checkpoints / "attempts.json", [])
         write(checkpoints.with_name("0ld00000") / "checkpoint-9" / "model.safetensors", 900)
 
-    def write_receipts(self) -> None:
+    def write_receipts(self, files: list | None = None, uploaded: dict | None = None) -> None:
         run, checkpoints = self.run, self.results.checkpoints
         trained = {"fingerprint": checkpoints.name, "checkpoints": str(checkpoints)}
-        release = {"folder": str(run / "release"), "files": manifest(run / "release")}
-        uploaded = {"location": str(self.uploaded), "files": 2, "sent": 2}
+        release = {"folder": str(run / "release"), "files": files or manifest(run / "release")}
+        uploaded = uploaded or {"location": str(self.uploaded), "files": 2, "sent": 2}
         self.write("trained", trained, config="train.yaml", launch="launch.sh")
         self.write("layout", {"layout": "zero3"}, trained="trained.json")
         self.write("consolidated", {}, layout="layout.json")
@@ -213,13 +217,23 @@ def test_second_clean_up_finds_nothing(published):
     assert "nothing is left" in surplus_text(published.surplus())
 
 
-def test_upload_to_the_hub_is_proven_by_its_receipt(published):
-    shutil.rmtree(published.uploaded)
-    uploaded = {"location": "https://huggingface.co/laion/run", "commit": "a" * 40}
-    published.write("uploaded", uploaded, release="release.json")
-    published.write("registered", {}, uploaded="uploaded.json")
-    published.clean()
-    assert published.files() == expected_files(published)
+@pytest.fixture
+def on_hub(published, tmp_path) -> Iterator[tuple[Published, Hub]]:
+    """The run with its copy on a hub."""
+    with Hub(tmp_path / "served") as hub:
+        commit = hub.commit("laion/run", published.uploaded)
+        uploaded = {"location": f"{hub.url}/laion/run", "commit": commit}
+        published.write("uploaded", uploaded, release="release.json")
+        published.write("registered", {}, uploaded="uploaded.json")
+        shutil.rmtree(published.uploaded)
+        yield published, hub
+
+
+def test_release_on_the_hub_is_looked_for_there(on_hub):
+    run, hub = on_hub
+    run.clean()
+    assert run.files() == expected_files(run)
+    assert any(each.startswith("GET /api/models/laion/run/tree/") for each in hub.requests)
 
 
 # --- what may not --------------------------------------------------------------------------------
@@ -263,6 +277,28 @@ def test_release_of_another_training_is_refused(published, name):
 def test_uploaded_copy_that_is_not_whole_is_refused(published, damage, found):
     damage(published.uploaded / "model.safetensors")
     assert f"found {found}, expected 3000 bytes" in published.refusal()
+
+
+def test_copy_that_the_hub_has_lost_is_refused(on_hub):
+    run, hub = on_hub
+    hub.refusals["laion/run"] = Refused(404, "RepoNotFound", "Repository not found")
+    assert "answered 404" in run.refusal()
+
+
+def test_hub_that_is_not_reached_is_no_answer(on_hub):
+    run, _ = on_hub
+    uploaded = read_receipt(run.run / "uploaded.json")
+    away = uploaded | {"location": "http://127.0.0.1:1/laion/run"}
+    run.write("uploaded", away, release="release.json")
+    assert "cannot be asked whether the release is there" in run.refusal()
+
+
+def test_hub_with_another_release_is_refused(on_hub):
+    run, _ = on_hub
+    release = read_receipt(run.run / "release.json")
+    files = [each | {"size": each["size"] + 1} for each in release["files"]]
+    run.write_receipts(files=files, uploaded=read_receipt(run.run / "uploaded.json"))
+    assert "model.safetensors: not there, or of another content" in run.refusal()
 
 
 def test_copy_that_is_the_release_itself_is_refused(published):
@@ -416,6 +452,16 @@ def test_run_that_was_cleaned_up_is_not_trained_again(published):
     before = published.files()
     with pytest.raises(SftError, match=r"published at .*/laion/run and cleaned up.*move this"):
         train(published.site, published.run, 1, 0)
+    assert published.files() == before
+
+
+def test_job_that_is_submitted_by_hand_leaves_it_alone(published):
+    published.clean()
+    before = published.files()
+    config, log = published.run / "train.yaml", published.run / "logs" / "by-hand.log"
+    attempt = Attempt(Run(published.checkpoints, config, log, 1, 0, 0, 60.0), find_place())
+    with pytest.raises(SftError, match="cleaned up on"):
+        attempt.carry_out(["false"])
     assert published.files() == before
 
 
