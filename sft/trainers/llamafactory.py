@@ -9,6 +9,7 @@ Upstream's command line has no hook for templates, and trains a finished run one
 both tokenizing and training come through here, and upstream stays as it was installed.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -67,11 +68,10 @@ def check(config: Path) -> None:
 def _compile_nothing() -> None:
     """Let DeepSpeed do without what it compiles where there is no GPU, for processes of one host.
 
-    It takes a minute, in the user's cache, where the lock of a killed one stops all others for ever.
+    It takes a minute, in the user's cache, where a killed one's lock stops all others for ever.
     """
-    from deepspeed.comm import torch as backend
-
-    backend.build_shm_op = lambda: None
+    # By its name: the package's own attribute `torch` is torch itself.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 
 
 def train(config: Path, world_size: int) -> None:

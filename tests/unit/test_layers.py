@@ -96,7 +96,7 @@ LIGHT = {"yaml", "jsonschema", "pandas", "packaging", "numpy", "pyarrow", "tabul
 # Inside a trainer's environment: the trainer, and what it is made of itself.
 TRAINERS = {
     "llamafactory": {
-        *("llamafactory", "torch", "transformers", "datasets", "omegaconf", "deepspeed"),
+        *("llamafactory", "torch", "transformers", "datasets", "omegaconf"),
     },
     "axolotl": {
         *("axolotl", "torch", "transformers", "tokenizers", "datasets", "jinja2", "yaml"),
