@@ -5,6 +5,7 @@ torch and in seconds on a folder of any size.
 """
 
 import itertools
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,7 +23,11 @@ from sft.shards import (
     find_zero,
     read_shards,
 )
+from sft.sizes import count_by_config
 from sft.weights import EMBEDDINGS, Tensor, read_tensors, read_weights_index
+
+# The families whose parameters follow exactly from the config.
+COUNTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
@@ -212,7 +217,7 @@ def _find_safetensors(folder: Path) -> str | None:
 
 
 def _check_against_config(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse weights that lack layers or whose embedding is not the config's."""
+    """Refuse weights that lack layers or parameters, or whose embedding is not the config's."""
     config = read_json(folder / "config.json")
     config = config.get("text_config", config)
     expected = (config["vocab_size"], config["hidden_size"])
@@ -223,6 +228,12 @@ def _check_against_config(tensors: Mapping[str, Tensor], folder: Path) -> None:
     seen = {int(match[1]) for name in tensors if (match := LAYER.search(name))}
     if lacking := sorted(set(range(config["num_hidden_layers"])) - seen):
         raise SftError(f"{folder}: partial weights: layers {first_few(lacking)} are missing")
+    if config.get("model_type") in COUNTED:
+        held = sum(math.prod(tensor.shape) for tensor in tensors.values())
+        if held < (wanted := count_by_config(config)):
+            raise SftError(
+                f"{folder}: partial weights: {held:,} parameters, config.json asks for {wanted:,}"
+            )
 
 
 def _find_adapter(folder: Path) -> str | None:

@@ -219,6 +219,37 @@ def test_layout_is_zero2_when_only_the_optimizer_is_sharded(tmp_path):
     )
 
 
+LLAMA = {
+    **{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "intermediate_size": 6, "tie_word_embeddings": True},
+}
+IN_A_LAYER = {
+    **{f"self_attn.{name}_proj.weight": (4, 4) for name in "qkvo"},
+    **{f"mlp.{name}_proj.weight": (6, 4) for name in ("gate", "up")},
+    **{"mlp.down_proj.weight": (4, 6), "input_layernorm.weight": (4,)},
+    "post_attention_layernorm.weight": (4,),
+}
+
+
+def write_llama(folder: Path, lost: str) -> None:
+    shapes = {"model.embed_tokens.weight": (8, 4), "model.norm.weight": (4,)}
+    shapes |= {f"model.layers.{n}.{name}": s for n in (0, 1) for name, s in IN_A_LAYER.items()}
+    write_safetensors(folder / "model.safetensors", {n: s for n, s in shapes.items() if n != lost})
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+
+
+def test_weights_with_all_parameters_of_the_config_are_whole(tmp_path):
+    write_llama(tmp_path, lost="")
+    assert layout_of(tmp_path) is Layout.SAFETENSORS
+
+
+@pytest.mark.parametrize("lost", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_weights_that_lack_a_tensor_of_a_layer_are_partial(lost, tmp_path):
+    write_llama(tmp_path, lost)
+    with pytest.raises(SftError, match=r"partial weights: [\d,]+ parameters, .* asks for [\d,]+"):
+        detect_layout(tmp_path)
+
+
 # --- shards --------------------------------------------------------------------------------------
 
 
