@@ -189,15 +189,19 @@ def make_project(root: Path, cluster: Cluster) -> Project:
     (root / "profiles" / "tiny" / "config.yaml").write_text(PROFILE)
     write_yaml(root / "sft" / "lf_configs" / "tiny.yaml", BASE_CONFIG)
     (root / "config" / "experiments.tsv").write_text(ROWS)
-    with open(root / "config" / "models.yaml", "a") as file:
-        file.write("\ntiny:\n  folder: demo/tiny\n  registry_name: org/tiny\n  declare: true\n")
-    subprocess.run(
-        [TRAINER / "bin" / "python", "-m", "tests.slurm.tiny_model", root / "demo" / "tiny"],
-        cwd=CHECKOUT,
-        check=True,
-        capture_output=True,
-    )
+    add_model(root, "tiny")
     return Project(root, cluster)
+
+
+def add_model(root: Path, name: str, *options: str) -> None:
+    """Make a model of few weights, and let rows name it."""
+    with open(root / "config" / "models.yaml", "a") as file:
+        entry = f"folder: demo/{name}\n  registry_name: org/{name}\n  declare: true\n"
+        file.write(f"\n{name}:\n  {entry}")
+    program = [TRAINER / "bin" / "python", "-m", "tests.slurm.tiny_model"]
+    subprocess.run(
+        [*program, root / "demo" / name, *options], cwd=CHECKOUT, check=True, capture_output=True
+    )
 
 
 @dataclass(frozen=True)

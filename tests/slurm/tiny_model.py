@@ -1,6 +1,6 @@
 """Make a model of few weights with SmolLM2's tokenizer; runs in the trainer's environment.
 
-python -m tests.slurm.tiny_model OUT
+python -m tests.slurm.tiny_model OUT [--untied]
 """
 
 import sys
@@ -29,7 +29,7 @@ def main() -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=8192,
-        tie_word_embeddings=True,
+        tie_word_embeddings="--untied" not in sys.argv,
         dtype=torch.bfloat16,
         **ids,
     )
