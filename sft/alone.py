@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sft.checkpoint import Layout, detect_layout
-from sft.consolidate import listed_faults
 from sft.consolidation.gather import gather, plan_weights
+from sft.consolidation.loading import listed_faults
 from sft.consolidation.scattered import Scattered
 from sft.errors import SftError, first_few, raise_faults
 from sft.step import log

@@ -1,6 +1,5 @@
 """Whole weights of what a trainer left in parts: an adapter, or the shards of many ranks."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,20 +8,13 @@ from typing import Any
 from sft.adapter import kept_share, merge_faults, read_scales
 from sft.checkpoint import Layout
 from sft.consolidation.gather import gather, plan_weights
+from sft.consolidation.loading import listed_faults
 from sft.environment import ask_environment, run_in_environment
 from sft.errors import raise_faults
 from sft.experiment import Experiment
 from sft.files import new_folder
 from sft.site import Site
 from sft.step import log
-
-LOADING = {
-    "missing": "the model's config asks for them and no file holds them",
-    "unexpected": "no part of the model that config.json describes",
-    "mismatched": "of another shape than config.json says",
-    "renamed": "transformers has them under these names in memory alone: load the folder with it "
-    "where there is memory for the whole model, and save_pretrained it",
-}
 
 
 def consolidate(
@@ -80,10 +72,3 @@ def loading_faults(site: Site, environment: str, folder: Path) -> Iterator[str]:
     """A line for each kind of tensor that transformers does not find as config.json says."""
     command = f"python -m sft.trainers.loading {shlex.quote(str(folder))}"
     return listed_faults(ask_environment(site, environment, command), folder)
-
-
-def listed_faults(said: str, folder: Path) -> Iterator[str]:
-    """What `sft.trainers.loading` said of a folder, in sentences."""
-    for kind, names in json.loads(said).items():
-        if names:
-            yield f"{folder.name}: {kind} tensors {', '.join(names)}: {LOADING[kind]}"
