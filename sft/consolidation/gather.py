@@ -15,6 +15,7 @@ from typing import Any
 
 from sft.consolidation.archive import Storage
 from sft.consolidation.checksums import Checksums
+from sft.consolidation.experts import split_experts
 from sft.consolidation.fsdp import read_fsdp
 from sft.consolidation.numbers import FLOATS
 from sft.consolidation.sample import sample_faults
@@ -118,7 +119,7 @@ def name_tensors(
         made[plain] = replace(tensor, dtype=wanted)
     if not made:
         raise SftError("the shards hold no tensor")
-    return made
+    return split_experts(made, config)
 
 
 def _write_weights(

@@ -58,21 +58,18 @@ def whole(stored: Stored, dtype: str | None = None) -> Scattered:
     return Scattered(stored.shape, dtype or stored.dtype, (piece_of(stored),))
 
 
-def piece_of(stored: Stored, first: int = 0, count: int | None = None) -> Piece:
-    """Some elements of a stored tensor: all, or `count` from `first` on."""
-    start = stored.start + first * ITEM_BYTES[stored.dtype]
-    return Piece(
-        stored.storage, start, stored.count - first if count is None else count, stored.dtype
-    )
+def piece_of(stored: Stored) -> Piece:
+    """All elements of a stored tensor."""
+    return Piece(stored.storage, stored.start, stored.count, stored.dtype)
 
 
-def cut(flats: Iterable[Stored], first: int, count: int) -> list[Piece]:
-    """The pieces of `count` elements from `first` on, in flat tensors that follow each other."""
-    pieces, begin = [], 0
-    for flat in flats:
-        end = begin + flat.count
-        low, high = max(first, begin), min(first + count, end)
+def cut(pieces: Iterable[Piece], first: int, count: int) -> tuple[Piece, ...]:
+    """`count` elements from `first` on, of pieces that follow each other; fewer where they end."""
+    found, begin = [], 0
+    for piece in pieces:
+        low, high = max(first, begin), min(first + count, begin + piece.count)
         if low < high:
-            pieces.append(piece_of(flat, low - begin, high - low))
-        begin = end
-    return pieces
+            start = piece.start + (low - begin) * ITEM_BYTES[piece.dtype]
+            found.append(piece._replace(start=start, count=high - low))
+        begin += piece.count
+    return tuple(found)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sft.consolidation.archive import Stored, read_archive
-from sft.consolidation.scattered import Gathering, Scattered, cut, piece_of, whole
+from sft.consolidation.scattered import Gathering, Piece, Scattered, cut, piece_of, whole
 from sft.errors import SftError, first_few
 from sft.shards import SHARD, Shards, read_shards
 
@@ -108,7 +108,7 @@ def _check_equal(tag: Path, models: Mapping[int, Mapping]) -> None:
             )
 
 
-def _flat_tensors(tag: Path, rank: int, states: Mapping[str, Any], shards: Shards) -> list[Stored]:
+def _flat_tensors(tag: Path, rank: int, states: Mapping[str, Any], shards: Shards) -> list[Piece]:
     """A rank's trained numbers: at stage 3 one flat tensor a sub-group, else one a group."""
     optimizer = states["optimizer_state_dict"]
     key = "fp32_flat_groups" if shards.is_zero3 else "single_partition_of_fp32_groups"
@@ -121,11 +121,11 @@ def _flat_tensors(tag: Path, rank: int, states: Mapping[str, Any], shards: Shard
             f"{tag}: optim_states of rank {rank} are one of {parts} parts, expected "
             f"{shards.world_size}: they were saved by another number of ranks"
         )
-    return list(found)
+    return [piece_of(each) for each in found]
 
 
 def _cut_stage3(
-    tag: Path, groups: Iterable[Mapping[str, tuple]], flats: Sequence[list[Stored]]
+    tag: Path, groups: Iterable[Mapping[str, tuple]], flats: Sequence[list[Piece]]
 ) -> dict[str, tuple]:
     ranks = len(flats)
     sizes = [[flat.count for flat in own] for own in flats]
@@ -149,7 +149,7 @@ def _cut_stage3(
 
 
 def _cut_stage2(
-    tag: Path, groups: Sequence[Mapping[str, tuple]], flats: Sequence[list[Stored]]
+    tag: Path, groups: Sequence[Mapping[str, tuple]], flats: Sequence[list[Piece]]
 ) -> dict[str, tuple]:
     ranks = len(flats)
     made = {}
@@ -184,10 +184,6 @@ def _frozen(tag: Path, models: Mapping[int, Mapping], is_zero3: bool) -> dict[st
         count = math.prod(shape)
         if sum(part.count for part in parts) < count:
             raise SftError(f"{tag}: the fragments of {name} do not hold its {count} elements")
-        pieces, left = [], count
-        for part in parts if is_zero3 else parts[:1]:
-            if used := min(left, part.count):
-                pieces.append(piece_of(part, 0, used))
-            left -= used
-        made[name] = Scattered(tuple(shape), parts[0].dtype, tuple(pieces))
+        held = [piece_of(part) for part in (parts if is_zero3 else parts[:1])]
+        made[name] = Scattered(tuple(shape), parts[0].dtype, cut(held, 0, count))
     return made
