@@ -16,7 +16,7 @@ from sft import slurm
 from sft.attempts import list_attempts
 from sft.catalog import published_facts
 from sft.cleaned import write_note
-from sft.errors import first_few, raise_faults
+from sft.errors import SftError, first_few, raise_faults
 from sft.experiment import Experiment
 from sft.facts import Facts
 from sft.files import hash_file, read_json, read_yaml
@@ -68,7 +68,11 @@ def find_surplus(experiment: Experiment, facts: Facts) -> Surplus:
     and, in a folder, still there; a row that was changed since; a training that runs, or may.
     """
     run = (facts.results / "runs" / experiment.name).resolve()
-    raise_faults(f"{run / name}: not there; {_first()}" for name in _lacking(run, experiment))
+    if lacking := _lacking(run, experiment):
+        raise SftError(
+            f"{run}: no {first_few(lacking)}; nothing is deleted before it is published: run "
+            "snakemake first"
+        )
     made = {name: read_json(run / f"{name}.json")["made"] for name in ("trained", "uploaded")}
     checkpoints = run / "checkpoints" / made["trained"]["fingerprint"]
     location = made["uploaded"]["location"]
@@ -126,10 +130,6 @@ def delete(surplus: Surplus, site: Site) -> None:
 
 
 # --- whether anything may go ---------------------------------------------------------------------
-
-
-def _first() -> str:
-    return "nothing is deleted before it is published: run snakemake first"
 
 
 def _lacking(run: Path, experiment: Experiment) -> list[str]:

@@ -244,7 +244,7 @@ def test_release_on_the_hub_is_looked_for_there(on_hub):
 )
 def test_run_that_is_not_published_is_left_alone(published, name):
     (published.run / name).unlink()
-    assert f"{name}: not there; nothing is deleted before it is published" in published.refusal()
+    assert f": no {name}; nothing is deleted before it is published" in published.refusal()
 
 
 def test_run_that_is_not_to_be_registered_needs_no_registration(tmp_path):
