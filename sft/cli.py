@@ -34,7 +34,7 @@ from sft.site import Site
 from sft.slurm import SlurmAway, read_queue
 from sft.status import Queue
 from sft.status_text import Screen, screen_of, status_text, watch
-from sft.step import terminal_log
+from sft.step import REMEDIES, terminal_log
 
 
 def main() -> None:
@@ -93,6 +93,12 @@ def main() -> None:
         sys.exit(str(error))
     except BrokenPipeError:  # … | head
         sys.stdout = None
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
+        sys.exit(f"{error}: {REMEDIES[error.errno]}; then run again")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as the shell counts a Ctrl-C
 
 
 def _add_site(parser: argparse.ArgumentParser) -> None:

@@ -128,3 +128,25 @@ def test_whole_weights_are_used_as_they_are(base, tmp_path):
 def test_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SftError, match="nothing: no such folder"):
         consolidate_alone(tmp_path / "nothing", tmp_path / "out", None, None)
+
+
+def test_full_disk_is_said_in_one_line_and_the_next_try_goes_on(checkpoint, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", small], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk: {mounted.stderr.decode().strip()}")
+    try:
+        full = run(checkpoint, small / "out")
+        subprocess.run(["mount", "-o", "remount,size=1m", small], check=True)
+        again = run(checkpoint, small / "out")
+        found = load(small / "out")
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)  # its files are mapped
+
+    assert full.returncode == 1 and "the disk is full; make room" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert again.returncode == 0, again.stderr
+    assert_same(found, llama().tensors())
