@@ -4,7 +4,7 @@ It lies in the folder of the run's checkpoints, beside nothing that could be gon
 that folder away moves the note too, and the run is one that was never trained.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ def write_note(checkpoints: Path, row: Mapping[str, Any], location: str, time: s
     write_json(checkpoints / NOTE, note)
 
 
-def find_note(run: Path, row: Mapping[str, Any]) -> Path | None:
-    """The note of a published run whose row says what it said then; None where there is none."""
+def find_note(run: Path, read_row: Callable[[], Mapping[str, Any]]) -> Path | None:
+    """The note of a published run whose row says what it said then; None where there is none.
+
+    `read_row` tells what it says now; it is asked only where there is a note: tables are long.
+    """
     if not (run / "uploaded.json").exists():
         return None
     notes = sorted((run / "checkpoints").glob(f"*/{NOTE}"))
-    wanted = hash_json(row) if notes else ""
+    wanted = hash_json(read_row()) if notes else ""
     return next((note for note in notes if read_json(note)["row"] == wanted), None)
 
 

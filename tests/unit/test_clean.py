@@ -418,9 +418,9 @@ def whole(run: Published, name: str) -> bool:
 
 def test_row_as_it_was_is_known_to_be_published(published):
     facts = published_facts(published.experiment)
-    assert find_note(published.run, facts) is None
+    assert find_note(published.run, lambda: facts) is None
     published.clean()
-    note = find_note(published.run, facts)
+    note = find_note(published.run, lambda: facts)
     assert note == published.checkpoints / "cleaned.json"
     assert read_json(note)["location"] == str(published.uploaded)
 
@@ -430,19 +430,19 @@ def test_row_as_it_was_is_known_to_be_published(published):
 )
 def test_changed_row_is_asked_for_again(published, row):
     published.clean()
-    assert find_note(published.run, published_facts(row)) is None
+    assert find_note(published.run, lambda: published_facts(row)) is None
 
 
 @pytest.mark.parametrize("row", [replace(ROW, num_nodes=8), changed(ROW, save_steps=7)])
 def test_row_that_makes_the_same_model_stays_published(published, row):
     published.clean()
-    assert find_note(published.run, published_facts(row))
+    assert find_note(published.run, lambda: published_facts(row))
 
 
 def test_run_that_lost_its_upload_is_asked_for_again(published):
     published.clean()
     (published.run / "uploaded.json").unlink()
-    assert find_note(published.run, published_facts(published.experiment)) is None
+    assert find_note(published.run, lambda: published_facts(published.experiment)) is None
 
 
 def test_run_that_was_cleaned_up_is_not_trained_again(published):

@@ -8,6 +8,7 @@ OUT  CATALOG, and functions that rules use, each named after what it returns
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -51,7 +52,7 @@ TOKENS = {name: tokens_name(experiment) for name, experiment in EXPERIMENTS.item
 CLEANED = {
     name: str(note)
     for name, each in EXPERIMENTS.items()
-    if (note := find_note(results_folder(config) / "runs" / name, published_facts(each)))
+    if (note := find_note(results_folder(config) / "runs" / name, partial(published_facts, each)))
 }
 ASKED = [name for name in EXPERIMENTS if name not in CLEANED or "--report" in sys.argv]
 REGISTERED = [name for name in ASKED if EXPERIMENTS[name].register]
