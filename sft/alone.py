@@ -27,8 +27,8 @@ def consolidate_alone(checkpoint: Path, folder: Path, dtype: str | None, base: P
         raise SftError(f"{folder}: is there and not empty; name a new folder")
     if checkpoint.name.startswith("global_step"):
         checkpoint = checkpoint.parent
-    _refuse_other_layouts(checkpoint)
-    plan = plan_weights(checkpoint, base, dtype and DTYPES[dtype])
+    layout = _shards_layout(checkpoint)
+    plan = plan_weights(checkpoint, layout, base, dtype and DTYPES[dtype])
     if base:
         raise_faults(_base_faults(base, plan.tensors))
 
@@ -40,7 +40,8 @@ def consolidate_alone(checkpoint: Path, folder: Path, dtype: str | None, base: P
     log.info("%s: %d files of weights, %.2f GB", folder, len(files), size)
 
 
-def _refuse_other_layouts(checkpoint: Path) -> None:
+def _shards_layout(checkpoint: Path) -> Layout:
+    """Which shards lie there; SftError where none do, or what needs none of this."""
     if not checkpoint.is_dir():
         raise SftError(f"{checkpoint}: no such folder")
     try:
@@ -57,6 +58,7 @@ def _refuse_other_layouts(checkpoint: Path) -> None:
             f"{checkpoint}: {found}; merge it in a trainer's environment: "
             f"python -m sft.trainers.merge BASE {checkpoint} OUT"
         )
+    return layout
 
 
 def _base_faults(base: Path, tensors: Mapping[str, Scattered]) -> Iterator[str]:

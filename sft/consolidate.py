@@ -39,16 +39,16 @@ def consolidate(
     while they were written. Raises SftError where the layout or the adapter is of a kind that
     cannot be put together here, or where something is missing or damaged.
     """
-    if layout is Layout.SAFETENSORS:
-        return {"weights": str(weights), "merged": 0, "kept": None, "files": []}
     made: dict[str, Any] = {"weights": str(folder), "merged": 0, "kept": None, "files": []}
+    if layout is Layout.SAFETENSORS:
+        return made | {"weights": str(weights)}
     if layout is Layout.LORA:
         return made | _merge(experiment, site, weights, base, folder, output)
 
     def prove(partial: Path) -> None:
         raise_faults(loading_faults(site, experiment.environment, partial))
 
-    return made | {"files": gather(plan_weights(weights, base, None), folder, prove)}
+    return made | {"files": gather(plan_weights(weights, layout, base, None), folder, prove)}
 
 
 def _merge(

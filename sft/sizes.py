@@ -41,7 +41,6 @@ def read_size(folder: Path) -> Size | None:
     try:
         config = read_json(folder / "config.json")
         widths = _read_widths(config.get("text_config", config))
-        tied = {"tie_word_embeddings": True} | config | config.get("text_config", {})
     except (SftError, KeyError, TypeError, AttributeError):  # not the config of a decoder
         return None
     try:
@@ -49,10 +48,16 @@ def read_size(folder: Path) -> Size | None:
     except SftError:
         parameters = count_by_config(config.get("text_config", config))
     idle = _idle_parameters(config.get("text_config", config))
-    looked_up = 0 if tied["tie_word_embeddings"] else widths["vocabulary"] * widths["hidden"]
+    looked_up = 0 if is_tied(config) else widths["vocabulary"] * widths["hidden"]
     linear = _linear_layers(config.get("text_config", config))
     more = {"active": parameters - idle, "looked_up": looked_up, "linear": linear}
     return Size(parameters=parameters, **more, **widths)
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json makes the input embedding the head too; transformers' default."""
+    said = {"tie_word_embeddings": True} | config | config.get("text_config", {})
+    return bool(said["tie_word_embeddings"])
 
 
 def _read_widths(config: Mapping[str, Any]) -> dict[str, int]:
@@ -119,5 +124,5 @@ def count_by_config(config: Mapping[str, Any]) -> int:
         layer += 2 * query // widths["heads"]
     if config.get("attention_bias"):
         layer += query + 2 * key_value + hidden
-    heads = 1 if config.get("tie_word_embeddings", True) else 2
+    heads = 1 if is_tied(config) else 2
     return heads * widths["vocabulary"] * hidden + widths["layers"] * layer + hidden

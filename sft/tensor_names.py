@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sft.errors import SftError
 from sft.files import HASH_BLOCK_BYTES, read_json, write_json
+from sft.weights import header_bytes
 
 # Activation checkpointing, FSDP and torch.compile name a module's tensors after themselves.
 WRAPPERS = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.")
@@ -27,13 +29,7 @@ def copy_with_plain_names(source: Path, target: Path) -> str:
     digest = hashlib.sha256()
     with open(source, "rb") as reader, open(target, "wb") as writer:
         length = int.from_bytes(reader.read(8), "little")
-        text = json.dumps(
-            _plain_keys(json.loads(reader.read(length)), source),
-            separators=(",", ":"),
-            ensure_ascii=False,
-        ).encode()
-        text += b" " * (-len(text) % 8)  # where the numbers begin is a multiple of 8, by the format
-        block = len(text).to_bytes(8, "little") + text
+        block = header_bytes(plain_keys(json.loads(reader.read(length)), source))
         while block:
             digest.update(block)
             writer.write(block)
@@ -44,10 +40,11 @@ def copy_with_plain_names(source: Path, target: Path) -> str:
 def copy_index_with_plain_names(source: Path, target: Path) -> None:
     """Copy the index of several files; SftError where two tensors would share a name."""
     index = read_json(source)
-    write_json(target, index | {"weight_map": _plain_keys(index["weight_map"], source)})
+    write_json(target, index | {"weight_map": plain_keys(index["weight_map"], source)})
 
 
-def _plain_keys(named: dict[str, Any], where: Path) -> dict[str, Any]:
+def plain_keys(named: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """What is `named` by plain names; SftError where two would share one."""
     plain: dict[str, Any] = {}
     for name, value in named.items():
         if plain_name(name) in plain:

@@ -6,7 +6,7 @@ gap (https://github.com/huggingface/safetensors#format).
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,10 +116,21 @@ def read_rows(path: Path, name: str, rows: Iterable[int]) -> np.ndarray:
             place = range(height)[row] * width * dtype.itemsize  # an IndexError where there is none
             file.seek(start + entry["data_offsets"][0] + place)
             found.append(np.frombuffer(file.read(width * dtype.itemsize), dtype))
-    values = np.array(found, dtype).reshape(-1, width)
-    if entry["dtype"] == "BF16":
+    return as_float32(np.array(found, dtype).reshape(-1, width), entry["dtype"])
+
+
+def header_bytes(described: Mapping[str, Any]) -> bytes:
+    """The beginning of a file, of what its header says: numbers begin at a multiple of 8."""
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def as_float32(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers as numpy read them by NUMPY_DTYPES, as float32."""
+    if dtype == "BF16":
         return (values.astype("<u4") << 16).view("<f4")
-    return values.astype("<f4")
+    return values.astype("<f4", copy=False)
 
 
 def same_data(first: Path, second: Path, name: str) -> bool:

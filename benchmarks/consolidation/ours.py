@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from sft.checkpoint import Layout
 from sft.consolidation.gather import gather, plan_weights
 
 
 def consolidate(checkpoint: Path, output: Path) -> None:
-    gather(plan_weights(checkpoint, None, None), output, lambda _: None)
+    gather(plan_weights(checkpoint, Layout.ZERO3, None, None), output, lambda _: None)

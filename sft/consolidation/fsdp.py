@@ -90,4 +90,4 @@ def _untied(kind: str, tensors: dict[str, Scattered]) -> Gathering:
         if tensor.count and first.setdefault(tensor.pieces, name) != name:
             aliases[name] = first[tensor.pieces]
     kept = {name: each for name, each in tensors.items() if name not in aliases}
-    return Gathering(kind, kept, aliases, None)
+    return Gathering(kind, kept, aliases)

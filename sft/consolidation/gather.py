@@ -13,40 +13,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sft.checkpoint import Layout
 from sft.consolidation.archive import Storage
 from sft.consolidation.checksums import Checksums
 from sft.consolidation.experts import split_experts
 from sft.consolidation.fsdp import read_fsdp
-from sft.consolidation.numbers import FLOATS
 from sft.consolidation.sample import sample_faults
 from sft.consolidation.scattered import Gathering, Scattered
 from sft.consolidation.writer import (
     MAX_SHARD,
-    Layout,
-    lay_out,
+    Files,
+    divide,
     write_index,
     write_shard,
 )
 from sft.consolidation.zero import read_zero
 from sft.errors import SftError, raise_faults
 from sft.files import hash_json, list_files, new_folder, read_json, write_json
+from sft.publishable import TEMPLATE, VOCABULARIES
+from sft.sizes import is_tied
 from sft.step import Progress, log
-from sft.tensor_names import plain_name
-from sft.weights import TORCH_DTYPES
+from sft.tensor_names import plain_keys
+from sft.weights import NUMPY_DTYPES, weights_dtype
 
 RECORD, LOCK = "done.json", "lock"
 GB = 1e9
-BESIDE = (
-    *("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
-    *("special_tokens_map.json", "added_tokens.json"),
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER = (
+    *VOCABULARIES,
+    *("tokenizer_config.json", TEMPLATE, "special_tokens_map.json", "added_tokens.json"),
 )
-
-
-def read_gathering(checkpoint: Path) -> Gathering:
-    """What the shards in a checkpoint hold: DeepSpeed's where there are any, else FSDP's."""
-    is_zero = (checkpoint / "latest").exists() or any(checkpoint.glob("global_step*"))
-    return (read_zero if is_zero else read_fsdp)(checkpoint)
+READERS = {Layout.ZERO3: read_zero, Layout.ZERO2: read_zero, Layout.FSDP: read_fsdp}
 
 
 @dataclass(frozen=True)
@@ -58,16 +55,17 @@ class Plan:
     places: tuple[Path, ...]
 
 
-def plan_weights(checkpoint: Path, base: Path | None, dtype: str | None) -> Plan:
+def plan_weights(checkpoint: Path, layout: Layout, base: Path | None, dtype: str | None) -> Plan:
     """What the shards in `checkpoint` make; SftError with the file that is wrong.
 
-    `dtype` (BF16, F16, F32) is that of all floating-point tensors, None for what the trainer had.
-    Config and tokenizer come from beside the shards or the folder above, else from `base`.
+    `layout` is one of READERS, as it was detected. `dtype` (BF16, F16, F32) is that of all
+    floating-point tensors, None for what the trainer had. Config and tokenizer come from beside the
+    shards or the folder above, else from `base`.
     """
-    gathering = read_gathering(checkpoint)
+    gathering = READERS[layout](checkpoint)
     places = tuple(place for place in (checkpoint, checkpoint.parent, base) if place)
-    config = read_json(_find("config.json", places))
-    tensors = name_tensors(gathering, config, dtype)
+    config = _read_config(places)
+    tensors = split_experts(_name_tensors(checkpoint, gathering, is_tied(config), dtype), config)
     log.info("%s: %s, %d tensors", checkpoint, gathering.kind, len(tensors))
     return Plan(tensors, config, places)
 
@@ -83,58 +81,52 @@ def gather(
     It appears whole, after a sample of each tensor was read back and found to be the shards', and
     after `prove` has looked at it and raised nothing. Raises SftError with the file that is wrong.
     """
-    layout = lay_out(plan.tensors, max_shard)
+    files = divide(plan.tensors, max_shard)
     with _working_folder(folder) as work:
-        files = _write_weights(work, plan.tensors, layout)
-        raise_faults(sample_faults(work, plan.tensors, layout))
+        entries = _write_weights(work, plan.tensors, files)
+        raise_faults(sample_faults(work, plan.tensors, files))
         with new_folder(folder) as partial:
-            for entry in files:
+            for entry in entries:
                 _move(work / entry["path"], partial / entry["path"])
-            write_index(partial, layout)
+            write_index(partial, files)
             _copy_beside(plan.places, partial)
-            write_json(partial / "config.json", _with_dtype(plan.config, plan.tensors))
+            key = "torch_dtype" if "torch_dtype" in plan.config else "dtype"
+            write_json(partial / CONFIG, {**plan.config, key: weights_dtype(partial)})
             prove(partial)
-    return files
+    return entries
 
 
-def name_tensors(
-    gathering: Gathering, config: Mapping[str, Any], dtype: str | None
+def _name_tensors(
+    checkpoint: Path, gathering: Gathering, tied: bool, dtype: str | None
 ) -> dict[str, Scattered]:
     """The tensors as a model's files name and hold them.
 
     Tied ones are there once where the config ties them, as `save_pretrained` writes them, else
     under both names.
     """
-    tied = ({"tie_word_embeddings": True} | config | config.get("text_config", {}))[
-        "tie_word_embeddings"
-    ]
     aliases = {} if tied else gathering.aliases
     found = gathering.tensors | {name: gathering.tensors[of] for name, of in aliases.items()}
-    made = {}
-    for name, tensor in found.items():
-        wanted = dtype if dtype and tensor.dtype in FLOATS else tensor.dtype
-        plain = plain_name(name)
-        if plain in made:
-            raise SftError(f"two tensors are named {plain} but for wrappers; expected one")
-        made[plain] = replace(tensor, dtype=wanted)
-    if not made:
-        raise SftError("the shards hold no tensor")
-    return split_experts(made, config)
+    if not found:
+        raise SftError(f"{checkpoint}: the shards hold no tensor")
+    return {
+        name: replace(tensor, dtype=dtype) if dtype and tensor.dtype in NUMPY_DTYPES else tensor
+        for name, tensor in plain_keys(found, checkpoint).items()
+    }
 
 
 def _write_weights(
-    work: Path, tensors: Mapping[str, Scattered], layout: Layout
+    work: Path, tensors: Mapping[str, Scattered], files: Files
 ) -> list[dict[str, Any]]:
-    plan = _plan(tensors, layout)
+    plan = _plan(tensors, files)
     record = _read_record(work, plan)
     checksums = Checksums(record["checksums"])
     total = sum(tensor.size for tensor in tensors.values())
     progress = Progress("consolidate", total / GB, "GB")
     done = {entry["path"]: entry for entry in record["files"]}
     if done:
-        log.info("%d of %d files were made before", len(done), len(layout.shards))
+        log.info("%d of %d files were made before", len(done), len(files.shards))
         progress.skip(sum(entry["size"] for entry in done.values()) / GB)
-    for shard in layout.shards:
+    for shard in files.shards:
         if shard.name in done:
             continue
         entry = write_shard(
@@ -150,11 +142,11 @@ def _write_weights(
     return list(done.values())
 
 
-def _plan(tensors: Mapping[str, Scattered], layout: Layout) -> str:
+def _plan(tensors: Mapping[str, Scattered], files: Files) -> str:
     """What is to be made of which files, as a hash: another one starts anew."""
-    files = {storage.path for storage in _storages(tensors)}
-    states = {str(path): [(told := path.stat()).st_size, told.st_mtime_ns] for path in files}
-    return hash_json([states, [[shard.name, shard.header.hex()] for shard in layout.shards]])
+    sources = {storage.path for storage in _storages(tensors)}
+    states = {str(path): [(told := path.stat()).st_size, told.st_mtime_ns] for path in sources}
+    return hash_json([states, [[shard.name, shard.header.hex()] for shard in files.shards]])
 
 
 def _storages(tensors: Mapping[str, Scattered]) -> set[Storage]:
@@ -208,30 +200,19 @@ def _move(source: Path, target: Path) -> None:
         source.rename(target)
 
 
-def _find(name: str, places: Iterable[Path]) -> Path:
-    found = next((place / name for place in places if (place / name).exists()), None)
+def _read_config(places: Iterable[Path]) -> dict[str, Any]:
+    found = next((place / CONFIG for place in places if (place / CONFIG).exists()), None)
     if not found:
         looked = " nor in ".join(map(str, places))
-        raise SftError(f"no {name} in {looked}; name the base model's folder (--base)")
-    return found
+        raise SftError(f"no {CONFIG} in {looked}; name the base model's folder (--base)")
+    return read_json(found)
 
 
 def _copy_beside(places: Iterable[Path], folder: Path) -> None:
-    """Copy config and tokenizer; a tokenizer is taken from one place, whole."""
+    """Copy what lies beside weights; a tokenizer is taken from one place, whole."""
     home = next((each for each in places if (each / "tokenizer_config.json").exists()), None)
-    for name in BESIDE:
-        source = next((each for each in places if (each / name).exists()), None)
-        if name not in ("config.json", "generation_config.json"):
-            source = home
-        if source and (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
-
-
-def _with_dtype(config: Mapping[str, Any], tensors: Mapping[str, Scattered]) -> dict[str, Any]:
-    """The config, naming the dtype of most numbers where it names one."""
-    sizes: dict[str, int] = {}
-    for tensor in tensors.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.count
-    dtype = TORCH_DTYPES[max((each for each in sizes if each in TORCH_DTYPES), key=sizes.get)]
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    return {**config, key: dtype}
+    generation = next((each for each in places if (each / GENERATION).exists()), None)
+    for source, names in ((generation, [GENERATION]), (home, TOKENIZER)):
+        for name in names:
+            if source and (source / name).exists():
+                shutil.copyfile(source / name, folder / name)

@@ -3,9 +3,8 @@
 import numpy as np
 
 from sft.errors import SftError
+from sft.weights import NUMPY_DTYPES, as_float32
 
-FLOATS = ("F64", "F32", "F16", "BF16")
-NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # Of a bfloat16 or the upper half of a float32: all bits of the exponent, set for inf and nan.
 EXPONENT = 0x7F80
 BLOCK = 1 << 16  # elements that stay in the cache between one step and the next
@@ -20,27 +19,30 @@ def convert(data: Bytes, dtype: str, wanted: str, output: memoryview) -> None:
     """
     if dtype == wanted:
         output[:] = data
-    elif dtype not in FLOATS or wanted not in FLOATS:
+    elif dtype not in NUMPY_DTYPES or wanted not in NUMPY_DTYPES:
         raise SftError(f"numbers of dtype {dtype} are not made {wanted}")
     else:
-        numbers, target = np.frombuffer(data, NUMPY[dtype]), np.frombuffer(output, NUMPY[wanted])
+        numbers, target = (
+            np.frombuffer(data, NUMPY_DTYPES[dtype]),
+            np.frombuffer(output, NUMPY_DTYPES[wanted]),
+        )
         write = _write_bfloat16 if wanted == "BF16" else _write_wider
         for start in range(0, numbers.size, BLOCK):
             block = numbers[start : start + BLOCK]
-            write(_as_float32(block, dtype), target[start : start + BLOCK])
+            write(as_float32(block, dtype), target[start : start + BLOCK])
 
 
 def not_finite(data: Bytes, dtype: str) -> str:
     """What numbers are not finite among floats; the empty text where all are."""
-    if dtype not in FLOATS:
+    if dtype not in NUMPY_DTYPES:
         return ""
-    numbers = np.frombuffer(data, NUMPY[dtype])
+    numbers = np.frombuffer(data, NUMPY_DTYPES[dtype])
     for start in range(0, numbers.size, BLOCK):
         block = numbers[start : start + BLOCK]
         if dtype == "BF16":
             finite = (block & EXPONENT) != EXPONENT
-        elif np.isfinite(block.sum(dtype=np.float64 if dtype == "F16" else None)):
-            continue  # one that is not finite would have made the sum so
+        elif _has_finite_sum(block, dtype):
+            continue
         else:
             finite = np.isfinite(block)
         if not finite.all():
@@ -48,10 +50,10 @@ def not_finite(data: Bytes, dtype: str) -> str:
     return ""
 
 
-def _as_float32(block: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "BF16":
-        return (block.astype("<u4") << 16).view("<f4")
-    return block.astype("<f4", copy=False)
+def _has_finite_sum(block: np.ndarray, dtype: str) -> bool:
+    """Whether the sum of numbers is finite: one that is not makes it so, and it is quickly made."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(block.sum(dtype=np.float64 if dtype == "F16" else None)))
 
 
 def _write_bfloat16(block: np.ndarray, target: np.ndarray) -> None:

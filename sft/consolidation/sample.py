@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sft.consolidation.archive import ITEM_BYTES
+from sft.consolidation.checksums import read_at
 from sft.consolidation.numbers import convert
-from sft.consolidation.scattered import Piece, Scattered
-from sft.consolidation.writer import Layout
+from sft.consolidation.scattered import Piece, Scattered, cut
+from sft.consolidation.writer import Files
 
 RUN = 64  # elements in a row
 RUNS = 8  # over a tensor, beside those around the seams of its pieces
 SEAMS = 8
 
 
-def sample_faults(folder: Path, tensors: Mapping[str, Scattered], layout: Layout) -> Iterator[str]:
+def sample_faults(folder: Path, tensors: Mapping[str, Scattered], files: Files) -> Iterator[str]:
     """A line for each file and each tensor that differs from the shards'."""
-    for shard in layout.shards:
+    for shard in files.shards:
         path = folder / shard.name
         places = json.loads(shard.header[8:])
         with open(path, "rb") as file:
@@ -54,19 +55,12 @@ def _runs(tensor: Scattered) -> Iterator[tuple[int, int]]:
 
 def _expected(tensor: Scattered, first: int, count: int) -> bytes:
     """Elements as the shards have them, in the dtype that is written; each read by itself."""
-    made, begin = b"", 0
-    for piece in tensor.pieces:
-        low, high = max(first, begin), min(first + count, begin + piece.count)
-        if low < high:
-            made += _converted(piece, low - begin, high - low, tensor.dtype)
-        begin += piece.count
-    return made
+    pieces = cut(tensor.pieces, first, count)
+    return b"".join(_converted(piece, tensor.dtype) for piece in pieces)
 
 
-def _converted(piece: Piece, first: int, count: int, dtype: str) -> bytes:
-    item = ITEM_BYTES[piece.dtype]
-    with open(piece.storage.path, "rb") as file:
-        data = bytearray(os.pread(file.fileno(), count * item, piece.start + first * item))
-    output = bytearray(count * ITEM_BYTES[dtype])
+def _converted(piece: Piece, dtype: str) -> bytes:
+    data = read_at(piece.storage.path, piece.start, piece.count * ITEM_BYTES[piece.dtype])
+    output = bytearray(piece.count * ITEM_BYTES[dtype])
     convert(data, piece.dtype, dtype, memoryview(output))
     return bytes(output)

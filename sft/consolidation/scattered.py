@@ -44,18 +44,17 @@ class Gathering:
     """All that a folder of shards holds of a model.
 
     `tensors` by name, in the order in which they lie in the shards. `aliases` are other names of
-    some of them, as {alias: name}: tied weights. `step` is the training step, where it is said.
+    some of them, as {alias: name}: tied weights.
     """
 
     kind: str
     tensors: dict[str, Scattered]
     aliases: dict[str, str]
-    step: int | None
 
 
-def whole(stored: Stored, dtype: str | None = None) -> Scattered:
+def whole(stored: Stored) -> Scattered:
     """A tensor that lies in one piece."""
-    return Scattered(stored.shape, dtype or stored.dtype, (piece_of(stored),))
+    return Scattered(stored.shape, stored.dtype, (piece_of(stored),))
 
 
 def piece_of(stored: Stored) -> Piece:

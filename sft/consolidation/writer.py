@@ -23,7 +23,7 @@ from sft.consolidation.checksums import Checksums
 from sft.consolidation.numbers import convert, not_finite
 from sft.consolidation.scattered import Piece, Scattered
 from sft.errors import SftError
-from sft.weights import INDEX
+from sft.weights import INDEX, header_bytes
 
 CHUNK_ELEMENTS = 512 << 10
 WIDEST = max(ITEM_BYTES.values())
@@ -41,14 +41,14 @@ class Shard(NamedTuple):
     tensors: tuple[str, ...]
 
 
-class Layout(NamedTuple):
+class Files(NamedTuple):
     """The files of a model, and their index where there are several."""
 
     shards: tuple[Shard, ...]
     index: dict[str, Any] | None
 
 
-def lay_out(tensors: Mapping[str, Scattered], max_shard: str = MAX_SHARD) -> Layout:
+def divide(tensors: Mapping[str, Scattered], max_shard: str) -> Files:
     """Which file holds which tensor, by the hub's own rule; nothing is written.
 
     `tensors` stay in their order, in which they lie in the shards that they are read from, but that
@@ -67,7 +67,7 @@ def lay_out(tensors: Mapping[str, Scattered], max_shard: str = MAX_SHARD) -> Lay
         for name, held in split.filename_to_tensors.items()
     )
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-    return Layout(shards, index if split.is_sharded else None)
+    return Files(shards, index if split.is_sharded else None)
 
 
 def _header(tensors: Mapping[str, Scattered], names: Iterable[str]) -> bytes:
@@ -80,9 +80,7 @@ def _header(tensors: Mapping[str, Scattered], names: Iterable[str]) -> bytes:
             "shape": list(tensors[name].shape),
             "data_offsets": [start, end],
         }
-    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return header_bytes(described)
 
 
 def write_shard(
@@ -92,7 +90,7 @@ def write_shard(
     checksums: Checksums,
     count: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write one file and return its entry of a manifest: {"path", "size", "sha256"}.
+    """Write one file and return its entry of a manifest, with its `mtime_ns`.
 
     `count` is told the bytes that were written. Raises SftError where a source is cut short or
     damaged, or holds numbers that are not finite. The file is on the disk when this returns.
@@ -109,14 +107,15 @@ def write_shard(
             count(len(chunk.data))
         output.flush()
         os.fsync(output.fileno())
-        size = output.tell()
-    return {"path": shard.name, "size": size, "sha256": digest.hexdigest()}
+        state = os.fstat(output.fileno())
+    times = {"size": state.st_size, "mtime_ns": state.st_mtime_ns}
+    return {"path": shard.name, "sha256": digest.hexdigest(), **times}
 
 
-def write_index(folder: Path, layout: Layout) -> None:
+def write_index(folder: Path, files: Files) -> None:
     """Write the index of several files; a model of one file has none."""
-    if layout.index:
-        text = json.dumps(layout.index, indent=2, sort_keys=True, ensure_ascii=False)
+    if files.index:
+        text = json.dumps(files.index, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / INDEX).write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ def read_zero(folder: Path) -> Gathering:
     optimizers = _read_ranks(tag, "optim")
     first = models[0]
     _check_parallelism(tag, first)
-    step = _check_steps(tag, models, optimizers)
+    _check_steps(tag, models, optimizers)
     _check_equal(tag, models)
     saved = {name: each for name, each in first["module"].items() if isinstance(each, Stored)}
     tensors = _buffers(first) | _frozen(tag, models, shards.is_zero3)
@@ -54,7 +54,7 @@ def read_zero(folder: Path) -> Gathering:
     if lost := sorted(saved.keys() - tensors.keys() - aliases.keys()):
         raise SftError(f"{tag}: the shards do not hold {first_few(lost)}")
     stage = "ZeRO-3" if shards.is_zero3 else "ZeRO-1 or 2"
-    return Gathering(f"{stage} shards of {shards.world_size} ranks", tensors, aliases, step)
+    return Gathering(f"{stage} shards of {shards.world_size} ranks", tensors, aliases)
 
 
 def _read_ranks(tag: Path, kind: str) -> dict[int, Mapping[str, Any]]:
@@ -81,8 +81,8 @@ def _check_parallelism(tag: Path, states: Mapping[str, Any]) -> None:
 
 def _check_steps(
     tag: Path, models: Mapping[int, Mapping], optimizers: Mapping[int, Mapping]
-) -> int | None:
-    """The step that all files were saved at; SftError with the ranks of another one."""
+) -> None:
+    """Refuse files of several steps, or of several versions of DeepSpeed."""
     named = TAG.fullmatch(tag.name)
     steps = {rank: states.get("global_steps") for rank, states in models.items()}
     expected = int(named[1]) if named else steps[0]
@@ -91,7 +91,6 @@ def _check_steps(
     versions = {rank: states.get("ds_version") for rank, states in (models | optimizers).items()}
     if len(set(versions.values())) > 1:
         raise SftError(f"{tag}: files of several versions of DeepSpeed: {_listed(versions)}")
-    return expected
 
 
 def _listed(steps: Mapping[int, Any]) -> str:

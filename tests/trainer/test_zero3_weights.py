@@ -46,7 +46,7 @@ def test_check_of_a_config_compiles_nothing(trained, tmp_path):
 @pytest.fixture(scope="module")
 def consolidated(trained, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("consolidated") / "out"
-    consolidate(trained / "checkpoint-4", folder)
+    consolidate(trained / "checkpoint-4", folder, layout=Layout.ZERO3)
     return folder
 
 
