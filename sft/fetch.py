@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from sft.errors import SftError, nearest
 from sft.files import hash_file, hash_json, list_files
-from sft.hub import answer_of
+from sft.hub import answer_of, client_that_gives_up
 from sft.mix import Dataset
 from sft.model import Model
 from sft.sources import (
@@ -172,14 +172,15 @@ def _download(where: str, kind: str, hub: str, revision: str | None) -> tuple[Pa
     """The snapshot folder of a repository in the client's cache, and its commit."""
     asked = f"{where}: {hub}" + (f" at {revision}" if revision else "")
     try:
-        commit = HfApi().resolve_revision(hub, repo_type=kind, revision=revision).resolved
-        folder = snapshot_download(
-            hub,
-            repo_type=kind,
-            revision=commit,
-            ignore_patterns=list(LEFT_OUT) if kind == "model" else None,
-            tqdm_class=_progress_class(f"download {hub}"),
-        )
+        with client_that_gives_up():
+            commit = HfApi().resolve_revision(hub, repo_type=kind, revision=revision).resolved
+            folder = snapshot_download(
+                hub,
+                repo_type=kind,
+                revision=commit,
+                ignore_patterns=list(LEFT_OUT) if kind == "model" else None,
+                tqdm_class=_progress_class(f"download {hub}"),
+            )
     except HfHubHTTPError as error:
         raise SftError(f"{asked}: {_explain(error, kind, hub, revision)}") from error
     except (LocalEntryNotFoundError, RevisionResolutionError) as error:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from json import JSONDecodeError
 
-from httpx2 import Client, Response, Timeout, TransportError
+from httpx2 import Client, Request, Response, TransportError
 from huggingface_hub import set_client_factory
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -51,20 +51,37 @@ def patient_client() -> Iterator[None]:
     """Let the client give up on what is silent, draw no bars, and tell the log of its retries."""
     client = logging.getLogger("huggingface_hub")
     before, client.handlers = client.handlers, [_Relay()]
-    set_client_factory(_client_that_gives_up)
     disable_progress_bars()
     try:
-        yield
+        with client_that_gives_up():
+            yield
     finally:
         enable_progress_bars()
-        set_client_factory(default_client_factory)
         client.handlers = before
 
 
-def _client_that_gives_up() -> Client:
+@contextmanager
+def client_that_gives_up() -> Iterator[None]:
+    """Let the client end what is silent for SILENCE_S."""
+    set_client_factory(_make_client)
+    try:
+        yield
+    finally:
+        set_client_factory(default_client_factory)
+
+
+def _make_client() -> Client:
     client = default_client_factory()
-    client.timeout = Timeout(SILENCE_S)
+    hooks = client.event_hooks
+    client.event_hooks = hooks | {"request": [*hooks["request"], _limit_silence]}
     return client
+
+
+def _limit_silence(request: Request) -> None:
+    """Limit what a request waits for; some calls of huggingface_hub ask for no limit by name."""
+    asked = request.extensions.get("timeout") or {}
+    limits = {kind: asked.get(kind) or SILENCE_S for kind in ("connect", "read", "write", "pool")}
+    request.extensions["timeout"] = limits
 
 
 class Patience:

@@ -1,6 +1,5 @@
 """A repository of the hub as it is: its main branch, its hashes, and whose release it holds."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +73,3 @@ def holds(remote: RepoFile | None, known: Mapping[str, Any] | None) -> bool:
     if remote.lfs:
         return remote.lfs.sha256 == known.get("sha256")
     return remote.blob_id == known.get("git_sha1")
-
-
-def hash_for_git(content: bytes) -> str:
-    """The hash by which git knows a file with this content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -12,11 +12,12 @@ from typing import Any, BinaryIO
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.utils.sha import git_hash
 
 from sft.errors import SftError, first_few
 from sft.files import hash_file, read_json
 from sft.hub import Patience, patient_client
-from sft.hub_repository import RECORD, Repository, hash_for_git, holds, read_repository
+from sft.hub_repository import RECORD, Repository, holds, read_repository
 from sft.step import Progress, log
 
 GIT_BYTES = 11_000_000  # the hub keeps larger files outside of git, known by SHA-256 alone
@@ -129,7 +130,7 @@ class _Release:
             for path, each in remote.recorded.items()
             if path not in self.files and holds(remote.files.get(path), each)
         ]
-        record = {"git_sha1": hash_for_git(self.record)}
+        record = {"git_sha1": git_hash(self.record)}
         return _Change(additions, stale, not holds(remote.files.get(RECORD), record))
 
     def refuse_foreign(self, remote: Repository, change: _Change) -> None:
@@ -193,7 +194,7 @@ class _Release:
         content = path.read_bytes()
         if (found := hashlib.sha256(content).hexdigest()) != entry["sha256"]:
             self._refuse(path, f"sha256 {found}", entry["sha256"])
-        return {"git_sha1": hash_for_git(content)}
+        return {"git_sha1": git_hash(content)}
 
     def _check_content(self, entries: list[dict]) -> None:
         """Refuse a large file whose bytes are not those of the manifest, before it is sent."""

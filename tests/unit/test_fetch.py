@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -606,3 +607,11 @@ def test_hashing_says_how_far_it_is(model, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="sft"):
         fetch_model(Model("m", folder=str(model)))
     assert f"hash {model}: 0.0 of 0.0 GB" in caplog.text
+
+
+def test_hub_that_says_nothing_is_given_up(tmp_path):
+    """The client itself would wait for ever, behind a tunnel that died."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path / "hf")
+        with pytest.raises(SftError, match=r"org/m: .*(lost the connection|cannot be reached)"):
+            client.fetch(model_at(), "import sft.hub; sft.hub.SILENCE_S = 0.5\n")
