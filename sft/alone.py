@@ -12,23 +12,21 @@ from sft.consolidation.loading import listed_faults
 from sft.consolidation.scattered import Scattered
 from sft.errors import SftError, first_few, raise_faults
 from sft.step import log
-from sft.weights import EMBEDDINGS, HEADS, read_weights_index
-
-DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+from sft.weights import DTYPE_WORDS, EMBEDDINGS, HEADS, read_weights_index
 
 
 def consolidate_alone(checkpoint: Path, folder: Path, dtype: str | None, base: Path | None) -> None:
     """Make `folder` of a checkpoint of shards, and prove it as far as can be done here.
 
-    `dtype` is one of DTYPES, None for the trainer's. Raises SftError where `folder` holds something
-    already, or `checkpoint` no whole shards.
+    `dtype` is one of DTYPE_WORDS, None for the trainer's. Raises SftError where `folder` holds
+    something already, or `checkpoint` no whole shards.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SftError(f"{folder}: is there and not empty; name a new folder")
     if checkpoint.name.startswith("global_step"):
         checkpoint = checkpoint.parent
     layout = _shards_layout(checkpoint)
-    plan = plan_weights(checkpoint, layout, base, dtype and DTYPES[dtype])
+    plan = plan_weights(checkpoint, layout, base, dtype and DTYPE_WORDS[dtype])
     if base:
         raise_faults(_base_faults(base, plan.tensors))
 

@@ -19,7 +19,7 @@ from sft.cleaned import write_note
 from sft.errors import SftError, first_few, raise_faults
 from sft.experiment import Experiment
 from sft.facts import Facts
-from sft.files import hash_file, read_json, read_yaml
+from sft.files import hash_file, read_json, read_yaml, size_text
 from sft.local import claim, find
 from sft.process import parse_process_id, this_process
 from sft.published import publication_faults
@@ -100,12 +100,12 @@ def surplus_text(surplus: Surplus) -> str:
             "what": each.what,
             "where": first_few(path.relative_to(surplus.run) for path in each.paths),
             "files": each.files,
-            "sets free": _bytes(each.size),
+            "sets free": size_text(each.size),
         }
         for each in surplus.entries
     ]
     files = sum(each.files for each in surplus.entries)
-    size = _bytes(sum(each.size for each in surplus.entries))
+    size = size_text(sum(each.size for each in surplus.entries))
     table = tabulate(lines, headers="keys", colalign=("left", "left", "right", "right"))
     return f"{published}\n\n{table}\n\n{files} files, {size}, below {surplus.run}"
 
@@ -283,7 +283,3 @@ def _files(path: Path) -> Iterator[os.stat_result]:
         return
     for folder, _, names in os.walk(path):
         yield from (Path(folder, name).lstat() for name in names)
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

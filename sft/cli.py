@@ -11,9 +11,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from sft.alone import DTYPES, consolidate_alone
 from sft.catalog import Catalog, decisions_name, read_catalog, tokens_name
-from sft.clean import delete, find_surplus, surplus_text
 from sft.config import read_config, registry_file, results_folder, site_names
 from sft.doctor import Printer, has_fault, run_doctor
 from sft.doctor import sum_up as sum_up_checks
@@ -35,6 +33,7 @@ from sft.slurm import SlurmAway, read_queue
 from sft.status import Queue
 from sft.status_text import Screen, screen_of, status_text, watch
 from sft.step import REMEDIES, terminal_log
+from sft.weights import DTYPE_WORDS
 
 
 def main() -> None:
@@ -73,7 +72,7 @@ def main() -> None:
     )
     consolidate.add_argument("checkpoint", type=Path, help="a folder with shards")
     consolidate.add_argument("output", type=Path, help="the folder to make")
-    consolidate.add_argument("--dtype", choices=DTYPES, help="of all weights; else the trainer's")
+    consolidate.add_argument("--dtype", choices=DTYPE_WORDS, help="else the trainer's")
     consolidate.add_argument("--base", type=Path, help="a model with its config and tokenizer")
     consolidate.set_defaults(run=consolidate_checkpoint)
     registry = commands.add_parser("registry", help="the registry of models")
@@ -215,17 +214,16 @@ def examine_site(arguments: argparse.Namespace) -> None:
 
 def consolidate_checkpoint(arguments: argparse.Namespace) -> None:
     """Make whole weights of a checkpoint's shards, and say how far it is."""
+    from sft.alone import consolidate_alone  # the hub's client is not for each command
+
     with terminal_log():
-        consolidate_alone(
-            arguments.checkpoint,
-            arguments.output,
-            arguments.dtype,
-            arguments.base,
-        )
+        consolidate_alone(arguments.checkpoint, arguments.output, arguments.dtype, arguments.base)
 
 
 def clean_run(arguments: argparse.Namespace) -> None:
     """Print what can go of a published run, and delete it where that is asked for."""
+    from sft.clean import delete, find_surplus, surplus_text  # it, too, asks the hub
+
     config = read_config(arguments.profile, arguments.configfile)
     catalog = read_catalog(config, site_names())
     experiment = catalog.experiments[_choose(catalog, [escape(arguments.experiment)])[0]]

@@ -216,6 +216,14 @@ def manifest(folder: Path, names: Iterable[str] | None = None) -> list[dict]:
     ]
 
 
+def size_text(size: float) -> str:
+    """Bytes as people count them: 1.2 TB."""
+    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
 def link_or_copy(source: Path, target: Path) -> str:
     """Make `target` a file with the content of `source`, and say how: linked, cloned or copied.
 

@@ -17,6 +17,7 @@ from sft.files import read_json
 
 INDEX = "model.safetensors.index.json"
 TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPE_WORDS = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # as people say them
 # How numpy reads each; it has no bfloat16, which is the upper half of a float32.
 NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 

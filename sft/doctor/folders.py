@@ -19,7 +19,7 @@ from sft.environment import REPOSITORY
 from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.facts import Facts
-from sft.files import list_files
+from sft.files import list_files, size_text
 from sft.mix import Dataset
 from sft.plan import estimate_disk
 from sft.receipt import read_receipt
@@ -358,14 +358,6 @@ def _check_socket_folder(folder: Path) -> Check:
         f"{SOCKET_BYTES - SOCKET_NAME_BYTES}: sockets in it fail with 'AF_UNIX path too long'",
         "export TMPDIR=/tmp before you start",
     )
-
-
-def size_text(size: float) -> str:
-    """Bytes as people count them: 1.2 TB."""
-    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size:.0f} B"
 
 
 def count_text(number: int) -> str:

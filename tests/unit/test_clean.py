@@ -16,7 +16,7 @@ from sft.cleaned import find_note, refuse_cleaned
 from sft.errors import SftError
 from sft.experiment import Experiment
 from sft.facts import Facts
-from sft.files import list_files, manifest, read_json, write_json
+from sft.files import list_files, manifest, read_json, size_text, write_json
 from sft.process import this_process
 from sft.receipt import Clock, read_receipt, write_receipt
 from sft.slurm import Job, job_name
@@ -188,10 +188,12 @@ def test_file_with_a_name_elsewhere_sets_nothing_free(published, tmp_path):
 
 
 def test_text_names_place_size_and_total(published):
-    text = surplus_text(published.surplus())
+    surplus = published.surplus()
+    text = surplus_text(surplus)
+    total = size_text(sum(each.size for each in surplus.entries))
     assert f"run: published at {published.uploaded}" in text
     assert f"checkpoints/{published.checkpoints.name}/checkpoint-2" in text
-    assert "10 files, 0.0 MB, below" in text
+    assert f"10 files, {total}, below" in text and total.endswith(" kB")
 
 
 def test_looking_changes_nothing(published):
